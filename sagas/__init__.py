@@ -1,0 +1,84 @@
+"""A durable saga executor on MongoDB: define a saga in ordinary async Python, start runs, and let workers finish them.
+
+fulfil_order = Saga("fulfil-order", Order)      steps, one pivot, compensations
+await Client(store).start(fulfil_order, order)  starts a run, durably
+await Worker(store, [fulfil_order]).run()       finishes it, whatever dies on the way
+"""
+
+from __future__ import annotations
+
+from sagas.client import Client, JournalLine, Run, RunInfo, RunPage, Start
+from sagas.definition import Fate, Saga, Step, StepDefinition
+from sagas.errors import (
+    DefinitionError,
+    ErrorDetail,
+    FenceLost,
+    InvalidInput,
+    KeyConflict,
+    NonRetryable,
+    PayloadTooLarge,
+    ResultTimeout,
+    Retryable,
+    RunDidNotComplete,
+    RunFailed,
+    RunHeld,
+    RunNotFound,
+    RunRolledBack,
+    SagaError,
+    SchemaMismatch,
+    StartRefused,
+    StoreError,
+    StoreRefused,
+    StoreUnavailable,
+    Unreadable,
+    UnsafeServer,
+)
+from sagas.executor import Limits
+from sagas.policy import RetryPolicy
+from sagas.worker import Worker, WorkerOptions
+from sagas_store import MongoStore
+from sagas_store.states import HELD, OPEN, SETTLED, State
+
+__all__ = [
+    "HELD",
+    "OPEN",
+    "SETTLED",
+    "Client",
+    "DefinitionError",
+    "ErrorDetail",
+    "Fate",
+    "FenceLost",
+    "InvalidInput",
+    "JournalLine",
+    "KeyConflict",
+    "Limits",
+    "MongoStore",
+    "NonRetryable",
+    "PayloadTooLarge",
+    "ResultTimeout",
+    "RetryPolicy",
+    "Retryable",
+    "Run",
+    "RunDidNotComplete",
+    "RunFailed",
+    "RunHeld",
+    "RunInfo",
+    "RunNotFound",
+    "RunPage",
+    "RunRolledBack",
+    "Saga",
+    "SagaError",
+    "SchemaMismatch",
+    "Start",
+    "StartRefused",
+    "State",
+    "Step",
+    "StepDefinition",
+    "StoreError",
+    "StoreRefused",
+    "StoreUnavailable",
+    "Unreadable",
+    "UnsafeServer",
+    "Worker",
+    "WorkerOptions",
+]

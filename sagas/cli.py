@@ -1,0 +1,250 @@
+"""The command line: run a worker, look at runs, check and apply the schema.
+
+stdout is data, stderr is talk. Exit codes: 0 done, 1 refused or not as it should be, 2 wrong usage, 3 the database
+cannot be reached. `--json` prints one JSON document per line of the table it replaces.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import importlib
+import inspect
+import json
+import logging
+import sys
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import asdict, is_dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Final
+
+import structlog
+
+from sagas.client import Client, JournalLine, RunInfo
+from sagas.errors import SagaError, StoreUnavailable
+from sagas.worker import Worker
+from sagas_store.connect import connected
+from sagas_store.states import HELD, OPEN, SETTLED, State
+
+__all__ = ["build_parser", "main"]
+
+DONE: Final = 0
+REFUSED: Final = 1
+USAGE: Final = 2
+UNREACHABLE: Final = 3
+
+_GROUPS: Final = {"held": HELD, "open": OPEN, "settled": SETTLED}
+
+
+class _Usage(Exception):
+    """The words of the command are wrong; the message says how."""
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Every command and option there is; the docs are checked against it."""
+    parser = argparse.ArgumentParser(prog="sagas", description="Durable sagas on MongoDB.")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    worker = commands.add_parser("worker", help="run a worker until SIGTERM or SIGINT")
+    worker.add_argument(
+        "target", metavar="MODULE:ATTRIBUTE", help="a Worker, or a function (async or not) that returns one"
+    )
+    worker.add_argument(
+        "--log-level", default="info", choices=("debug", "info", "warning", "error"), help="default: info"
+    )
+    worker.add_argument("--log-json", action="store_true", help="one JSON object per log line")
+    worker.set_defaults(act=_worker)
+
+    database = argparse.ArgumentParser(add_help=False)
+    database.add_argument("--uri", help="MongoDB connection string; default: $SAGAS_MONGODB_URI")
+    database.add_argument("--database", help="database name; default: $SAGAS_DATABASE, else 'sagas'")
+    database.add_argument("--json", action="store_true", help="print JSON, one object a line")
+
+    runs = commands.add_parser("runs", parents=[database], help="list runs, newest first")
+    runs.add_argument("--state", action="append", choices=[*State, *_GROUPS], help="may be repeated")
+    runs.add_argument("--saga", help="only runs of this saga")
+    runs.add_argument("--limit", type=int, default=50, help="at most this many; default: 50")
+    runs.add_argument("--after", help="continue after the page that printed this cursor")
+    runs.set_defaults(act=_runs)
+
+    show = commands.add_parser("show", parents=[database], help="one run and its journal, without payloads")
+    show.add_argument("run_id", metavar="RUN")
+    show.set_defaults(act=_show)
+
+    schema = commands.add_parser("schema", parents=[database], help="check, plan or apply the database schema")
+    schema.add_argument("verb", choices=("check", "plan", "apply"))
+    schema.set_defaults(act=_schema)
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; returns its exit code."""
+    options = build_parser().parse_args(arguments)
+    act: Callable[[argparse.Namespace], Coroutine[Any, Any, int]] = options.act
+    try:
+        return asyncio.run(act(options))
+    except _Usage as error:
+        print(f"sagas {options.command}: {error}", file=sys.stderr)
+        return USAGE
+    except StoreUnavailable as error:
+        print(f"sagas {options.command}: {error}", file=sys.stderr)
+        return UNREACHABLE
+    except SagaError as error:
+        print(f"sagas {options.command}: {error}", file=sys.stderr)
+        return REFUSED
+    except KeyboardInterrupt:
+        return 130
+
+
+# ---------------------------------------------------------------------------------------------- worker
+
+
+async def _worker(options: argparse.Namespace) -> int:
+    _configure_logs(options.log_level, as_json=options.log_json)
+    worker = await _load(options.target)
+    await worker.run()
+    return DONE
+
+
+async def _load(target: str) -> Worker:
+    """The worker that `module:attribute` names. Made inside the running loop, so that its clients belong to it."""
+    module_name, colon, attribute = target.partition(":")
+    if not (module_name and colon and attribute):
+        raise _Usage(f"{target!r} is not of the form module:attribute, for instance shop.worker:make_worker")
+    sys.path.insert(0, str(Path.cwd()))
+    try:
+        found: Any = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not module_name.startswith(error.name):
+            raise  # the module is there, and something that it imports is not: its traceback says more than we can
+        raise _Usage(f"no module {module_name!r} can be imported from here ({Path.cwd()})") from None
+    for name in attribute.split("."):
+        if not hasattr(found, name):
+            raise _Usage(f"module {module_name!r} has no {attribute!r}")
+        found = getattr(found, name)
+    if callable(found) and not isinstance(found, Worker):
+        found = found()
+        if inspect.isawaitable(found):
+            found = await found
+    if not isinstance(found, Worker):
+        raise _Usage(f"{target} is {type(found).__name__}, not a Worker nor a function that returns one")
+    return found
+
+
+def _configure_logs(level: str, *, as_json: bool) -> None:
+    last: Any = (
+        structlog.processors.JSONRenderer()
+        if as_json
+        else structlog.dev.ConsoleRenderer(
+            colors=sys.stderr.isatty(), exception_formatter=structlog.dev.plain_traceback
+        )
+    )
+    structlog.configure(
+        processors=[
+            structlog.contextvars.merge_contextvars,
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            last,
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        cache_logger_on_first_use=True,
+    )
+
+
+# ---------------------------------------------------------------------------------------------- reading
+
+
+async def _runs(options: argparse.Namespace) -> int:
+    async with connected(options.uri, options.database) as store, Client(store) as client:
+        page = await client.runs(
+            state=_states(options.state), saga=options.saga, after=options.after, limit=options.limit
+        )
+    if options.json:
+        for run in page.runs:
+            print(_json(run))
+    else:
+        print(_table(_RUN_COLUMNS, [_run_row(run) for run in page.runs]))
+    if page.next is not None:
+        print(f"more: --after {page.next}", file=sys.stderr)
+    return DONE
+
+
+def _states(names: list[str] | None) -> list[State] | None:
+    if names is None:
+        return None
+    return sorted({state for name in names for state in _GROUPS.get(name) or {State(name)}})
+
+
+async def _show(options: argparse.Namespace) -> int:
+    async with connected(options.uri, options.database) as store, Client(store) as client:
+        run = await client.get(options.run_id)
+        journal = await client.journal(options.run_id)
+    if options.json:
+        print(json.dumps({"run": asdict(run), "journal": [_entry(line) for line in journal]}, default=_plain))
+        return DONE
+    for name, value in asdict(run).items():
+        if value is not None:
+            print(f"{name:<15} {_plain(value) if isinstance(value, datetime) else value}")
+    print()
+    print(_table(_ENTRY_COLUMNS, [_entry_row(line) for line in journal]))
+    return DONE
+
+
+async def _schema(options: argparse.Namespace) -> int:
+    async with connected(options.uri, options.database) as store:
+        if options.verb == "apply":
+            done = await store.schema.apply()
+        else:
+            done = await store.schema.plan()
+    for line in done:
+        print(json.dumps({"step": line}) if options.json else line)
+    if options.verb == "check" and done:
+        print("the schema differs; apply it: sagas schema apply", file=sys.stderr)
+        return REFUSED
+    if not done:
+        print("the schema is as it should be", file=sys.stderr)
+    return DONE
+
+
+# ---------------------------------------------------------------------------------------------- printing
+
+_RUN_COLUMNS: Final = ("run", "saga", "key", "state", "phase", "attempts", "created", "reason")
+_ENTRY_COLUMNS: Final = ("seq", "at", "kind", "step", "try", "attempt", "next", "error")
+
+
+def _run_row(run: RunInfo) -> tuple[Any, ...]:
+    return (
+        run.run_id, f"{run.saga}@{run.version}", run.key or "", run.state, run.phase, run.attempts,
+        f"{run.created_at:%Y-%m-%d %H:%M:%S}", run.held_reason or "",
+    )  # fmt: skip
+
+
+def _entry_row(line: JournalLine) -> tuple[Any, ...]:
+    error = (line.error.type if line.error else "") + (" (in doubt)" if line.in_doubt else "")
+    return (
+        line.seq, f"{line.at:%H:%M:%S.%f}"[:-3], line.kind, line.step or "", line.try_number or "", line.attempt,
+        line.next or "", error,
+    )  # fmt: skip
+
+
+def _entry(line: JournalLine) -> dict[str, Any]:
+    """An entry without what a step's exception said: that may quote a payload."""
+    return {**asdict(line), "error": line.error.type if line.error else None}
+
+
+def _table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+    lines = [columns, *rows]
+    widths = [max(len(str(line[at])) for line in lines) for at in range(len(columns))]
+    return "\n".join(
+        "  ".join(f"{value!s:<{width}}" for value, width in zip(line, widths, strict=True)).rstrip() for line in lines
+    )
+
+
+def _json(value: Any) -> str:
+    return json.dumps(asdict(value) if is_dataclass(value) and not isinstance(value, type) else value, default=_plain)
+
+
+def _plain(value: Any) -> str:
+    return value.isoformat() if isinstance(value, datetime) else str(value)

@@ -1,0 +1,479 @@
+"""The client: starts runs, waits for results, reads runs and journals. Needs none of a worker's settings."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any, Final, Generic, Self, TypeVar
+
+from pydantic import BaseModel
+
+from sagas.clock import new_token
+from sagas.definition import Saga
+from sagas.errors import (
+    ErrorDetail,
+    InvalidInput,
+    KeyConflict,
+    PayloadTooLarge,
+    ResultTimeout,
+    RunFailed,
+    RunHeld,
+    RunNotFound,
+    RunRolledBack,
+    Unreadable,
+)
+from sagas.executor import Limits
+from sagas.identity import run_id_of
+from sagas.payload import NotJournalable, dump_context, load_context, load_error
+from sagas_store import MongoStore
+from sagas_store.entries import Cause, Entry, Kind
+from sagas_store.errors import RunExists, StoreError
+from sagas_store.runs import NewRun, RunPosition, RunRecord
+from sagas_store.states import HELD, State
+
+__all__ = ["Client", "JournalLine", "Run", "RunInfo", "RunPage", "Start"]
+
+C = TypeVar("C", bound=BaseModel)
+
+_KEY_MAX: Final = 512
+_BATCH_MAX: Final = 1000
+_PAGE_MAX: Final = 1000
+_POLL_FIRST_S: Final = 0.25
+_POLL_MAX_S: Final = 5.0
+_OPEN_MAX_S: Final = 1.0
+_LINGER_S: Final = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Start(Generic[C]):
+    """One run of a `start_many`."""
+
+    context: C
+    key: str | None = None
+    due_at: datetime | None = None
+    delay: timedelta | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RunInfo:
+    """A run as a person may see it: no payload."""
+
+    run_id: str
+    saga: str
+    version: int
+    key: str | None
+    state: State
+    phase: str
+    """`forward`, `past_gate` (the pivot has begun) or `rolling_back`."""
+    attempts: int
+    created_at: datetime
+    due_at: datetime | None
+    """Pending: from when a worker may take it. Running: when its lease ends. Held and settled: None."""
+    settled_at: datetime | None
+    gate_passed_at: datetime | None
+    worker: str | None
+    """Who holds it, or held it last."""
+    held_reason: str | None
+    held_since: datetime | None
+
+    @classmethod
+    def of(cls, record: RunRecord) -> RunInfo:
+        """From the store's record."""
+        return cls(
+            run_id=record.run_id,
+            saga=record.saga,
+            version=record.version,
+            key=record.key,
+            state=record.state,
+            phase=str(record.phase),
+            attempts=record.attempts,
+            created_at=record.created_at,
+            due_at=record.due_at,
+            settled_at=record.settled_at,
+            gate_passed_at=record.gate_passed_at,
+            worker=record.claim.worker if record.claim else None,
+            held_reason=record.held.reason if record.held else None,
+            held_since=record.held.since if record.held else None,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class RunPage:
+    """Some runs, newest first."""
+
+    runs: list[RunInfo]
+    next: str | None
+    """Pass it as `after` to get the next page; None on the last one."""
+
+
+@dataclass(frozen=True, slots=True)
+class JournalLine:
+    """One entry of a run's journal, as a person reads it."""
+
+    seq: int
+    at: datetime
+    kind: Kind
+    step: str | None
+    try_number: int | None
+    attempt: int
+    worker: str
+    next: str | None
+    due_at: datetime | None
+    in_doubt: bool
+    error: ErrorDetail | None
+
+
+class Client:
+    """Starts and observes runs. `run = await Client(store).start(fulfil_order, order, key="order-10248")`."""
+
+    def __init__(self, store: MongoStore, *, limits: Limits | None = None) -> None:
+        """`limits` should be the workers': what they could not journal should not be started."""
+        self._store = store
+        self._limits = limits or Limits()
+        self._rest = _Rest(store)
+
+    async def close(self) -> None:
+        """Stop listening for results. The database client is the application's to close."""
+        await self._rest.close()
+
+    async def __aenter__(self) -> Self:
+        """Use as a context manager to close it at the end."""
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    # ---------------------------------------------------------------- starting
+
+    async def start(
+        self,
+        saga: Saga[C],
+        context: C,
+        *,
+        key: str | None = None,
+        due_at: datetime | None = None,
+        delay: timedelta | None = None,
+        session: Any = None,
+    ) -> Run[C]:
+        """Start a run, durably, and return its handle. With a `key`, at most one run of the saga ever has it.
+
+        The same key with the same input returns the run that is there (`created` is False), however often and from
+        wherever it is asked; with another input it raises KeyConflict. `due_at` (aware) or `delay` say when it may
+        begin; the default is now. With `session`, the run exists if and only if the caller's transaction commits.
+        Raises InvalidInput, PayloadTooLarge, DefinitionError, StoreUnavailable (start again with the same key).
+        """
+        await self._store.ready()
+        run, read_back = self._new_run(saga, Start(context, key, due_at, delay))
+        created = True
+        try:
+            if session is not None:
+                await self._store.runs.insert_in(session, run)
+            else:
+                await self._store.runs.insert(run)
+        except RunExists:
+            await self._same_input(saga, run, read_back, session)
+            created = False
+        return Run(self, saga, run.run_id, created=created)
+
+    async def start_many(self, saga: Saga[C], starts: Iterable[Start[C]]) -> list[Run[C]]:
+        """Start many runs, a thousand per write, and return their handles in the same order.
+
+        Idempotent like `start`. Everything is validated before anything is stored. A KeyConflict is raised after all
+        the others were started, so repeating the call without the conflicting one is safe.
+        """
+        await self._store.ready()
+        new = [self._new_run(saga, start) for start in starts]
+        existing: set[str] = set()
+        first: dict[str, BaseModel] = {}
+        for run, context in new:
+            if first.setdefault(run.run_id, context) != context:
+                raise KeyConflict(saga.name, run.key or "", run.run_id)
+        for begin in range(0, len(new), _BATCH_MAX):
+            batch = {run.run_id: run for run, _ in new[begin : begin + _BATCH_MAX]}
+            existing |= await self._store.runs.insert_many(list(batch.values()))
+        for run, context in new:
+            if run.run_id in existing:
+                await self._same_input(saga, run, context, None)
+        return [Run(self, saga, run.run_id, created=run.run_id not in existing) for run, _ in new]
+
+    def _new_run(self, saga: Saga[C], start: Start[C]) -> tuple[NewRun, C]:
+        if not isinstance(saga, Saga):
+            raise InvalidInput("saga", f"must be a Saga, not {type(saga).__name__}")
+        try:
+            payload, read_back = dump_context(saga.context, start.context)
+        except NotJournalable as error:
+            raise InvalidInput("context", str(error).replace("it returned", "is")) from None
+        if len(payload) > self._limits.context_bytes_max:
+            raise PayloadTooLarge("the context", len(payload), self._limits.context_bytes_max)
+        key = start.key
+        if key is not None and not (isinstance(key, str) and 0 < len(key) <= _KEY_MAX):
+            raise InvalidInput("key", f"must be a text of 1 to {_KEY_MAX} characters")
+        now = self._store.clock.now()
+        return NewRun(
+            run_id=run_id_of(saga.name, key) if key is not None else new_token(),
+            saga=saga.name,
+            version=saga.version,
+            fingerprint=saga.fingerprint,
+            input=payload,
+            created_at=now,
+            due_at=_due(now, start.due_at, start.delay),
+            key=key,
+        ), read_back
+
+    async def _same_input(self, saga: Saga[C], run: NewRun, context: BaseModel, session: Any) -> None:
+        """The run exists: fine if it was started with the same input, however that was written then."""
+        stored = await self._store.runs.get(run.run_id)
+        if stored is None:
+            if session is not None:
+                return  # started by this very transaction
+            raise RunNotFound(run.run_id)
+        same = stored.input == run.input
+        if not same and stored.input is not None:
+            with contextlib.suppress(Unreadable):
+                same = load_context(saga.context, stored.input, "the stored input") == context
+        if not same:
+            raise KeyConflict(saga.name, run.key or "", run.run_id)
+
+    # ---------------------------------------------------------------- reading
+
+    async def get(self, run_id: str) -> RunInfo:
+        """A run as a majority has it. Raises RunNotFound."""
+        return RunInfo.of(await self._record(run_id))
+
+    def run(self, saga: Saga[C], *, run_id: str | None = None, key: str | None = None) -> Run[C]:
+        """A handle on a run that was started before, by its id or its key. Asks nothing yet."""
+        if (run_id is None) == (key is None):
+            raise InvalidInput("run_id, key", "give exactly one of them")
+        return Run(self, saga, run_id if run_id is not None else run_id_of(saga.name, key or ""), created=False)
+
+    async def runs(
+        self,
+        *,
+        state: State | str | Iterable[State | str] | None = None,
+        saga: str | None = None,
+        after: str | None = None,
+        limit: int = 50,
+    ) -> RunPage:
+        """Runs, newest first, a page at a time; held ones with `state=HELD`. No payload is read.
+
+        Pages by position, not by number: runs started meanwhile neither repeat nor hide any.
+        """
+        if not 1 <= limit <= _PAGE_MAX:
+            raise InvalidInput("limit", f"must be from 1 to {_PAGE_MAX}")
+        found = await self._store.runs.page(
+            states=_states(state), saga=saga, after=_position(after) if after is not None else None, limit=limit + 1
+        )
+        page = found[:limit]
+        more = len(found) > limit
+        return RunPage([RunInfo.of(record) for record in page], _cursor(page[-1]) if more else None)
+
+    async def journal(self, run_id: str) -> list[JournalLine]:
+        """The timeline of one run, oldest first. Raises RunNotFound."""
+        await self._record(run_id)
+        return [_line(entry) for entry in await self._store.journal.load(run_id)]
+
+    async def _record(self, run_id: str) -> RunRecord:
+        await self._store.ready()
+        if (record := await self._store.runs.get(run_id)) is None:
+            raise RunNotFound(run_id)
+        return record
+
+    async def _result(self, saga: Saga[C], run_id: str, timeout: float | timedelta | None) -> C:
+        limit = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
+        await self._record(run_id)
+        try:
+            async with asyncio.timeout(limit):
+                await self._rest.wait(run_id)
+        except TimeoutError:
+            record = await self._record(run_id)
+            if record.due_at is not None:
+                raise ResultTimeout(run_id, timedelta(seconds=limit or 0), record.state) from None
+        record = await self._record(run_id)
+        return await self._outcome(saga, record)
+
+    async def _outcome(self, saga: Saga[C], record: RunRecord) -> C:
+        if record.state is State.COMPLETED:
+            payload = await self._store.journal.last_context(record.run_id)
+            return load_context(saga.context, payload if payload is not None else b"", f"run {record.run_id}: result")
+        if record.held is not None and record.state in HELD:
+            raise RunHeld(record.run_id, record.state, record.held.reason, record.held.since)
+        cause = next(
+            entry for entry in await self._store.journal.load(record.run_id) if entry.kind is Kind.ROLLBACK_BEGUN
+        )
+        reason, error = _REASONS[cause.cause or Cause.STEP_FAILED], None
+        if cause.step is not None:
+            error = await self._error_of(record.run_id, cause.step)
+            reason = f"step {cause.step} failed" + (f" with {error.type}" if error else "")
+        kind = RunFailed if record.state is State.FAILED else RunRolledBack
+        raise kind(record.run_id, record.state, reason, step=cause.step, error=error)
+
+    async def _error_of(self, run_id: str, step: str) -> ErrorDetail | None:
+        for line in reversed(await self.journal(run_id)):
+            if line.step == step and line.kind is Kind.STEP_FAILED:
+                return line.error
+        return None
+
+
+_REASONS: Final = {
+    Cause.STEP_FAILED: "a step failed before the pivot",
+    Cause.STOP: "a stop was honoured before the pivot",
+    Cause.DEADLINE: "the deadline passed before the pivot",
+}
+
+
+class Run(Generic[C]):
+    """A handle on one run."""
+
+    def __init__(self, client: Client, saga: Saga[C], run_id: str, *, created: bool) -> None:
+        self._client = client
+        self._saga = saga
+        self.run_id: Final = run_id
+        self.created: Final = created
+        """Whether this very call started it, as far as is known; False where it existed before."""
+
+    def __repr__(self) -> str:
+        return f"Run({self._saga.name!r}, {self.run_id!r})"
+
+    async def result(self, timeout: float | timedelta | None = None) -> C:
+        """Wait until the run comes to rest and return its last context; `timeout` in seconds, None waits for ever.
+
+        Raises RunRolledBack, RunFailed or RunHeld with what happened, ResultTimeout when it is still going on,
+        RunNotFound. Many waiting at once share one change stream and one poll.
+        """
+        return await self._client._result(self._saga, self.run_id, timeout)  # noqa: SLF001 - one subject in two classes
+
+    async def info(self) -> RunInfo:
+        """Where it stands now."""
+        return await self._client.get(self.run_id)
+
+    async def journal(self) -> list[JournalLine]:
+        """Its timeline, oldest first."""
+        return await self._client.journal(self.run_id)
+
+
+class _Rest:
+    """Tells waiters when their runs come to rest: one change stream and one poll for all of them."""
+
+    def __init__(self, store: MongoStore) -> None:
+        self._store = store
+        self._waiting: dict[str, set[asyncio.Future[None]]] = {}
+        self._listening = asyncio.Event()
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def wait(self, run_id: str) -> None:
+        """Return once the run is held or settled."""
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(run_id, set()).add(future)
+        try:
+            # Listen first, then look: nothing can happen unseen in between. Where no stream opens, the poll will do.
+            self._listen()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_OPEN_MAX_S):
+                    await self._listening.wait()
+            if not await self._store.runs.at_rest([run_id]):
+                await future
+        finally:
+            waiting = self._waiting.get(run_id, set())
+            waiting.discard(future)
+            if not waiting:
+                self._waiting.pop(run_id, None)
+
+    def _listen(self) -> None:
+        if self._tasks and not any(task.done() for task in self._tasks):
+            return
+        for task in self._tasks:
+            task.cancel()
+        self._listening.clear()
+        self._tasks = [
+            asyncio.create_task(self._store.hints.on_rest(self._notice, self._listening)),
+            asyncio.create_task(self._poll()),
+        ]
+
+    def _notice(self, run_id: str) -> None:
+        for future in self._waiting.pop(run_id, set()):
+            if not future.done():
+                future.set_result(None)
+
+    async def _poll(self) -> None:
+        """The change stream may be late or down: look, ever less often. Ends both after a minute without a waiter."""
+        pause, idle_s = _POLL_FIRST_S, 0.0
+        known: set[str] = set()
+        while idle_s < _LINGER_S:
+            await asyncio.sleep(pause)
+            idle_s = 0.0 if self._waiting else idle_s + pause
+            pause = _POLL_FIRST_S if self._waiting.keys() - known else min(2 * pause, _POLL_MAX_S)
+            known = set(self._waiting)
+            if known:
+                with contextlib.suppress(StoreError):  # away for the moment; whoever waits has a timeout of his own
+                    for run_id in await self._store.runs.at_rest(sorted(known)):
+                        self._notice(run_id)
+        self._tasks[0].cancel()
+
+    async def close(self) -> None:
+        tasks, self._tasks = self._tasks, []
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+# ---------------------------------------------------------------------------------------------- small things
+
+
+def _due(now: datetime, due_at: datetime | None, delay: timedelta | None) -> datetime:
+    if due_at is not None and delay is not None:
+        raise InvalidInput("due_at, delay", "give at most one of them")
+    if due_at is not None:
+        if due_at.tzinfo is None:
+            raise InvalidInput("due_at", "must be aware, for instance datetime(..., tzinfo=UTC)")
+        return due_at
+    if delay is not None and delay < timedelta(0):
+        raise InvalidInput("delay", "must not be negative")
+    return now + (delay or timedelta(0))
+
+
+def _states(state: State | str | Iterable[State | str] | None) -> Sequence[State]:
+    if state is None:
+        return list(State)
+    try:
+        return [State(state)] if isinstance(state, str) else [State(one) for one in state]
+    except ValueError as error:
+        raise InvalidInput("state", f"{error}; there are: {', '.join(State)}") from None
+
+
+def _cursor(record: RunRecord) -> str:
+    position = json.dumps([record.created_at.isoformat(), record.run_id])
+    return base64.urlsafe_b64encode(position.encode()).decode()
+
+
+def _position(cursor: str) -> RunPosition:
+    try:
+        created_at, run_id = json.loads(base64.urlsafe_b64decode(cursor.encode()))
+        position = RunPosition(datetime.fromisoformat(created_at), str(run_id))
+    except (ValueError, TypeError):
+        raise InvalidInput("after", "is not a `next` of an earlier page") from None
+    if position.created_at.tzinfo is None:
+        raise InvalidInput("after", "is not a `next` of an earlier page")
+    return position
+
+
+def _line(entry: Entry) -> JournalLine:
+    failed = entry.kind.endswith(("_failed", "_retry_scheduled"))
+    what = f"run {entry.run_id}, entry {entry.seq}"
+    return JournalLine(
+        seq=entry.seq,
+        at=entry.at,
+        kind=entry.kind,
+        step=entry.step,
+        try_number=entry.try_number,
+        attempt=entry.attempt,
+        worker=entry.worker,
+        next=entry.next,
+        due_at=entry.due_at,
+        in_doubt=entry.in_doubt,
+        error=load_error(entry.payload, what) if failed and entry.payload is not None else None,
+    )

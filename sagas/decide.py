@@ -1,0 +1,485 @@
+"""All saga semantics, as pure functions: nothing here waits, reads a clock or touches a database.
+
+    progress = Progress.of(saga)                  nothing has happened yet
+    progress = progress.after(entry)              ... for each entry of the journal: what has happened
+    action   = next_action(saga, progress, ...)   what to do now
+    verdict  = after_failure(...)                 what a failed try means: another try, or failed for good
+
+The journal decides. An action is performed by the executor, its outcome becomes an entry, and the next decision is made
+from the journal with that entry: so a first execution and a replay cannot differ.
+
+Terms. A step is *in doubt* when it may have started and has no known outcome: its try timed out, was broken off, or its
+worker was lost. It is *spent* when it failed for good: definitely, or with its last try in doubt. *Rolling back* begins
+with a journal entry; once that stands there is no branch below that leads forward again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from enum import StrEnum
+from typing import Any, Final
+
+from sagas.definition import Fate, Part, Saga, StepDefinition, StepKind
+from sagas.errors import JournalMisfit
+from sagas.policy import Failure
+from sagas_store.entries import Cause, Entry, Kind
+from sagas_store.states import State
+
+__all__ = [
+    "Activity",
+    "BeginRollback",
+    "Facts",
+    "Hold",
+    "PassGate",
+    "Perform",
+    "Progress",
+    "Refuse",
+    "Settle",
+    "StepProgress",
+    "Verdict",
+    "Wait",
+    "after_failure",
+    "intent",
+    "next_action",
+]
+
+STALLED_MAX: Final = 10
+"""Attempts in a row that end by a lapsed lease without an outcome before the run is held as broken."""
+
+
+class Activity(StrEnum):
+    """The three kinds of application code that a run executes."""
+
+    STEP = "step"
+    PROBE = "probe"
+    COMPENSATION = "compensation"
+
+
+# ------------------------------------------------------------------------------------ actions
+
+
+@dataclass(frozen=True, slots=True)
+class Perform:
+    """Execute application code; its outcome is the next entry."""
+
+    activity: Activity
+    step: StepDefinition[Any]
+    try_number: int
+    """From 1, once the entry that announces this start stands."""
+    fate: Fate = Fate.KNOWN
+
+    @property
+    def part(self) -> Part:
+        """The function to call."""
+        part = {
+            Activity.STEP: self.step.forward,
+            Activity.PROBE: self.step.question,
+            Activity.COMPENSATION: self.step.undo,
+        }[self.activity]
+        assert part is not None, (self.activity, self.step.name)
+        return part
+
+
+@dataclass(frozen=True, slots=True)
+class PassGate:
+    """Record on the run that the pivot begins; from then on no stop is accepted."""
+
+    step: StepDefinition[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Refuse:
+    """Journal that a step failed before it ran, with the reason as its error."""
+
+    step: StepDefinition[Any]
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Do nothing before `until` (the server's clock), then decide again."""
+
+    until: datetime
+    then: Perform
+
+
+@dataclass(frozen=True, slots=True)
+class BeginRollback:
+    """Journal that the run turns back, and why."""
+
+    cause: Cause
+    step: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """Put the run aside for an operator."""
+
+    state: State
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Settle:
+    """The end; the journal proves it."""
+
+    state: State
+
+
+Action = Perform | PassGate | Refuse | Wait | BeginRollback | Hold | Settle
+
+
+def intent(action: Action) -> str:
+    """What an entry says begins next, as `activity:step`. Read back after a crash to tell what may have started."""
+    match action:
+        case Perform(activity, step) | Wait(_, Perform(activity, step)):
+            return f"{activity}:{step.name}"
+        case PassGate(step) | Refuse(step):
+            return f"{Activity.STEP}:{step.name}"
+        case BeginRollback(cause):
+            return f"rollback:{cause}"
+        case Hold(state) | Settle(state):
+            return f"{'settle' if isinstance(action, Settle) else 'hold'}:{state}"
+
+
+# ------------------------------------------------------------------------------------ what has happened
+
+
+@dataclass(frozen=True, slots=True)
+class Tries:
+    """The tries of one activity of one step."""
+
+    failed: int = 0
+    since: datetime | None = None
+    """When the first of them failed."""
+    due_at: datetime | None = None
+    spent: bool = False
+    started: int = 0
+    """How often it began, as far as the journal tells."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepProgress:
+    """What the journal says about one step."""
+
+    succeeded: bool = False
+    in_doubt: bool = False
+    absent: bool = False
+    """Its probe said, since it was last in doubt, that it did not happen."""
+    undone: bool = False
+    step: Tries = Tries()
+    probe: Tries = Tries()
+    compensation: Tries = Tries()
+
+    def with_tries(self, activity: str, tries: Tries) -> StepProgress:
+        """With the tries of one activity replaced."""
+        changes: dict[str, Any] = {str(activity): tries}
+        return replace(self, **changes)
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """What a journal says about a run, folded entry by entry."""
+
+    names: dict[str, int]
+    steps: tuple[StepProgress, ...]
+    seq: int = 0
+    """The newest entry's number; the next entry takes the one after."""
+    succeeded: int = 0
+    """How many steps have succeeded: they are the first ones, in order."""
+    context_seq: int | None = None
+    """The entry that carries the newest context; None while it is still the run's input."""
+    payload_bytes: int = 0
+    """Contexts journaled so far, in bytes as stored."""
+    rollback: Cause | None = None
+    turned_at: str | None = None
+    """The step whose failure began the rollback."""
+    begun: str | None = None
+    """What the newest entry says begins next; None before the first entry."""
+    stalled: int = 0
+    last_attempt: int = 0
+    last_was_takeover: bool = False
+
+    @classmethod
+    def of(cls, saga: Saga[Any]) -> Progress:
+        """The progress of a run of `saga` with an empty journal."""
+        return cls(
+            names={step.name: index for index, step in enumerate(saga.steps)},
+            # The claim itself begins the first step; every other start is named by an entry.
+            steps=(StepProgress(step=Tries(started=1)), *(StepProgress() for _ in saga.steps[1:])),
+        )
+
+    def after(self, entry: Entry) -> Progress:
+        """The progress with one more entry. Raises JournalMisfit, naming the difference, where it cannot belong."""
+        if entry.seq != self.seq + 1:
+            raise JournalMisfit(f"the journal has entry {entry.seq} where {self.seq + 1} was expected")
+        taken_over = entry.kind is Kind.TAKEN_OVER
+        if taken_over:
+            changed = self._taken_over(entry)
+        elif entry.kind is Kind.ROLLBACK_BEGUN:
+            if self.rollback is not None:
+                raise JournalMisfit(f"entry {entry.seq} begins a second rollback")
+            changed = replace(self, rollback=entry.cause, turned_at=entry.step)
+        else:
+            changed = self._outcome(entry)
+        progressed = not taken_over and entry.kind is not Kind.INTERRUPTED
+        changed = replace(
+            changed,
+            seq=entry.seq,
+            begun=entry.next,
+            last_attempt=entry.attempt,
+            last_was_takeover=taken_over,
+            stalled=0 if progressed else changed.stalled,
+        )
+        return changed.started(entry.next)
+
+    def started(self, what: str | None, count: int = 1) -> Progress:
+        """Count a start of what an entry says begins next."""
+        activity, _, name = (what or "").partition(":")
+        if activity not in _ACTIVITIES or name not in self.names:
+            return self
+        index = self.names[name]
+        tries: Tries = getattr(self.steps[index], activity)
+        counted = replace(tries, started=tries.started + count)
+        return self.with_step(index, self.steps[index].with_tries(activity, counted))
+
+    def _taken_over(self, entry: Entry) -> Progress:
+        begun = self.begun if self.seq else f"{Activity.STEP}:{next(iter(self.names))}"
+        if entry.taken_from is not State.RUNNING:
+            # Parked or handed back: what was to begin did not. What was broken off by a drain has its own entry.
+            return self.started(begun, -1)
+        # The lease lapsed: whatever was to begin may have begun. The attempts that ended so without any outcome are
+        # those that left no entry at all, and the one before this if all it left was its own takeover.
+        unseen = entry.attempt - self.last_attempt - 1
+        changed = replace(self, stalled=self.stalled + unseen + int(self.last_was_takeover))
+        activity, _, name = (begun or "").partition(":")
+        return changed.doubted(self.names[name]) if activity == Activity.STEP and name in self.names else changed
+
+    def _outcome(self, entry: Entry) -> Progress:
+        activity, outcome = _MEANING[entry.kind]
+        if entry.step not in self.names:
+            raise JournalMisfit(f"the journal names step {entry.step!r}, which the definition does not have")
+        index = self.names[entry.step]
+        step = self.steps[index]
+        if (activity is Activity.COMPENSATION) != (self.rollback is not None):
+            raise JournalMisfit(f"entry {entry.seq} ({entry.kind}) is on the wrong side of the rollback's beginning")
+        if activity is not Activity.COMPENSATION and index != self.succeeded:
+            raise JournalMisfit(
+                f"the journal has {entry.step!r} at place {self.succeeded + 1}, the definition has it at {index + 1}"
+            )
+        match outcome:
+            case "broken off":
+                return self.doubted(index)
+            case "succeeded" if activity is Activity.COMPENSATION:
+                return self.with_step(index, replace(step, undone=True))
+            case "succeeded" if entry.payload is None:  # a probe: it did not happen
+                return self.with_step(index, replace(step, absent=True, probe=Tries(started=step.probe.started)))
+            case "succeeded":
+                done = self.with_step(index, replace(step, succeeded=True, in_doubt=False))
+                assert entry.payload is not None
+                return replace(
+                    done,
+                    succeeded=index + 1,
+                    context_seq=entry.seq,
+                    payload_bytes=self.payload_bytes + len(entry.payload),
+                )
+        tries: Tries = getattr(step, activity)
+        failed = replace(
+            tries,
+            failed=tries.failed + 1,
+            since=tries.since or entry.at,
+            due_at=entry.due_at,
+            spent=outcome == "failed",
+        )
+        changed = self.with_step(index, step.with_tries(activity, failed))
+        if activity is not Activity.STEP:
+            return changed
+        if entry.in_doubt:
+            return changed.doubted(index)
+        return changed.with_step(index, replace(changed.steps[index], in_doubt=False))
+
+    def doubted(self, index: int) -> Progress:
+        """The step may have had its effect; what a probe said before no longer counts."""
+        step = self.steps[index]
+        if step.succeeded:
+            return self
+        probe = Tries(started=step.probe.started)
+        return self.with_step(index, replace(step, in_doubt=True, absent=False, probe=probe))
+
+    def with_step(self, index: int, step: StepProgress) -> Progress:
+        """With one step's progress replaced."""
+        return replace(self, steps=(*self.steps[:index], step, *self.steps[index + 1 :]))
+
+
+_ACTIVITIES: Final = frozenset(activity.value for activity in Activity)
+
+_MEANING: Final = {
+    Kind.STEP_SUCCEEDED: (Activity.STEP, "succeeded"),
+    Kind.STEP_RETRY_SCHEDULED: (Activity.STEP, "retry"),
+    Kind.STEP_FAILED: (Activity.STEP, "failed"),
+    Kind.PROBE_SUCCEEDED: (Activity.PROBE, "succeeded"),
+    Kind.PROBE_RETRY_SCHEDULED: (Activity.PROBE, "retry"),
+    Kind.PROBE_FAILED: (Activity.PROBE, "failed"),
+    Kind.COMPENSATION_SUCCEEDED: (Activity.COMPENSATION, "succeeded"),
+    Kind.COMPENSATION_RETRY_SCHEDULED: (Activity.COMPENSATION, "retry"),
+    Kind.COMPENSATION_FAILED: (Activity.COMPENSATION, "failed"),
+    Kind.INTERRUPTED: (Activity.STEP, "broken off"),
+}
+
+
+# ------------------------------------------------------------------------------------ what to do
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """What is known of a run beside its journal."""
+
+    gate_passed: bool = False
+    """The pivot has begun, or may have: from here on no stop and no deadline turns the run back."""
+    stop_asked: bool = False
+    deadline: datetime | None = None
+    bytes_left: int | None = None
+    """How many more bytes of contexts this run may journal; None for no limit."""
+    bytes_each: int = 0
+    """How many bytes one context may have."""
+
+
+def next_action(saga: Saga[Any], progress: Progress, facts: Facts, now: datetime) -> Action:
+    """What to do now. Total: every journal that fits its definition has exactly one answer."""
+    if progress.stalled >= STALLED_MAX:
+        where = f" in {progress.begun}" if progress.begun else ""
+        return Hold(
+            State.BROKEN,
+            f"{progress.stalled} attempts in a row ended without an outcome{where}: its worker dies or loses its lease",
+        )
+    if progress.rollback is not None:
+        return _backward(saga, progress, now)
+    return _forward(saga, progress, facts, now)
+
+
+def _forward(saga: Saga[Any], progress: Progress, facts: Facts, now: datetime) -> Action:
+    can_turn_back = not facts.gate_passed
+    if can_turn_back:
+        if facts.stop_asked:
+            return BeginRollback(Cause.STOP, None)
+        if facts.deadline is not None and facts.deadline <= now:
+            return BeginRollback(Cause.DEADLINE, None)
+    if progress.succeeded == len(saga.steps):
+        return Settle(State.COMPLETED)
+
+    step = saga.steps[progress.succeeded]
+    did = progress.steps[progress.succeeded]
+    pivot = step.kind is StepKind.PIVOT
+    # A pivot cannot have begun before its gate, whatever an entry announced.
+    in_doubt = _in_doubt(step, did) and not (pivot and can_turn_back)
+    # Once a step before the pivot is spent the run turns back, and its compensation finds out what there is to undo.
+    ask = in_doubt and step.question is not None and not (did.absent or did.probe.spent)
+    if did.step.spent and (can_turn_back or not ask):
+        return _spent(step, did, in_doubt=in_doubt)
+    activity, tries = (Activity.PROBE, did.probe) if ask else (Activity.STEP, did.step)
+    action = Perform(activity, step, tries.started)
+    due_at = max((due for due in (did.step.due_at, did.probe.due_at) if due is not None), default=now)
+    if due_at > now:
+        return Wait(min(due_at, facts.deadline) if can_turn_back and facts.deadline is not None else due_at, action)
+    if pivot and can_turn_back:
+        return _gate(saga, progress, facts, step)
+    return action
+
+
+def _in_doubt(step: StepDefinition[Any], did: StepProgress) -> bool:
+    """Whether the step's effect may have happened. A transactional one commits with its entry: no entry, no effect."""
+    return did.in_doubt and not step.transactional
+
+
+def _spent(step: StepDefinition[Any], did: StepProgress, *, in_doubt: bool) -> Action:
+    """A step's tries are over."""
+    if step.kind is StepKind.FORWARD:
+        return Hold(State.FORWARD_INCOMPLETE, f"{step.name} failed for good after the pivot ({did.step.failed} tries)")
+    if step.kind is StepKind.PIVOT and in_doubt and not did.absent:
+        how = "its probe failed too" if step.question is not None else "it has no probe"
+        return Hold(State.IN_DOUBT, f"whether {step.name} (the pivot) happened is unknown, and {how}")
+    return BeginRollback(Cause.STEP_FAILED, step.name)
+
+
+def _gate(saga: Saga[Any], progress: Progress, facts: Facts, pivot: StepDefinition[Any]) -> Action:
+    """Before the point of no return: room for everything that has to be journaled after it."""
+    remaining = len(saga.steps) - progress.succeeded
+    if facts.bytes_left is not None and remaining * facts.bytes_each > facts.bytes_left:
+        return Refuse(
+            pivot,
+            f"{remaining} steps from the pivot on may journal {facts.bytes_each:,} bytes each, and the run has "
+            f"{facts.bytes_left:,} bytes left; nothing may run out of room after the pivot",
+        )
+    return PassGate(pivot)
+
+
+_SETTLES_AS: Final = {
+    Cause.STEP_FAILED: State.COMPENSATED,
+    Cause.STOP: State.CANCELLED,
+    Cause.DEADLINE: State.TIMED_OUT,
+}
+
+
+def _backward(saga: Saga[Any], progress: Progress, now: datetime) -> Action:
+    """Undo every step that succeeded or is in doubt, newest first; one that fails for good does not stop the others."""
+    failed = []
+    for step, did in zip(reversed(saga.steps), reversed(progress.steps), strict=True):
+        if step.undo is None or did.undone or not (did.succeeded or _in_doubt(step, did)):
+            continue
+        if did.compensation.spent:
+            failed.append(step.name)
+            continue
+        fate = Fate.KNOWN if did.succeeded else Fate.IN_DOUBT
+        action = Perform(Activity.COMPENSATION, step, did.compensation.started, fate)
+        due_at = did.compensation.due_at
+        return Wait(due_at, action) if due_at is not None and due_at > now else action
+    if failed:
+        return Hold(State.COMPENSATION_FAILED, f"still to be undone: {', '.join(failed)}")
+    assert progress.rollback is not None
+    if progress.rollback is Cause.STEP_FAILED and saga.plain:
+        return Settle(State.FAILED)
+    return Settle(_SETTLES_AS[progress.rollback])
+
+
+# ------------------------------------------------------------------------------------ what a failed try means
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What the journal will say of a failed try."""
+
+    kind: Kind
+    in_doubt: bool
+    due_at: datetime | None
+
+
+_FAILED: Final = {
+    Activity.STEP: (Kind.STEP_RETRY_SCHEDULED, Kind.STEP_FAILED),
+    Activity.PROBE: (Kind.PROBE_RETRY_SCHEDULED, Kind.PROBE_FAILED),
+    Activity.COMPENSATION: (Kind.COMPENSATION_RETRY_SCHEDULED, Kind.COMPENSATION_FAILED),
+}
+
+
+def after_failure(
+    progress: Progress, action: Perform, failure: Failure, now: datetime, wait: Callable[[int], timedelta]
+) -> Verdict:
+    """Whether a failed try is followed by another, and when; `wait` gives the policy's wait after so many tries.
+
+    A pivot that answers definitely, tried again under the same key, settles an earlier doubt: that is why it is tried
+    again. A step before the pivot stays in doubt once it was: compensating what never happened does no harm, while
+    leaving an effect behind would.
+    """
+    did = progress.steps[progress.names[action.step.name]]
+    tries: Tries = getattr(did, action.activity.value)
+    again, over = _FAILED[action.activity]
+    in_doubt = action.activity is Activity.STEP and (
+        failure.in_doubt or (did.in_doubt and action.step.kind is not StepKind.PIVOT)
+    )
+    failed = tries.failed + 1
+    elapsed = now - (tries.since or now)
+    if not failure.retryable or not action.part.retry.allows(failed, elapsed):
+        return Verdict(over, in_doubt, None)
+    pause = max(wait(failed), failure.retry_after or timedelta(0))
+    return Verdict(again, in_doubt, now + pause)

@@ -1,0 +1,396 @@
+"""What an application developer writes: a saga of forward steps, one pivot, compensations and probes.
+
+A definition is checked as it is built: what one decorator can see is refused there, what only the whole can show (a
+missing compensation) when a client or a worker first takes it, before anything runs. Every refusal names the saga, the
+step and the fix.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import re
+import typing
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from datetime import timedelta
+from enum import Enum, StrEnum
+from typing import Any, Final, Generic, TypeVar, overload
+
+import structlog
+from pydantic import BaseModel
+
+from sagas.errors import DefinitionError
+from sagas.policy import COMPENSATION_RETRY, FORWARD_RETRY, STEP_RETRY, RetryPolicy
+
+__all__ = ["Fate", "Part", "Saga", "Step", "StepDefinition", "StepKind"]
+
+C = TypeVar("C", bound=BaseModel)
+R = TypeVar("R")
+
+StepFunction = Callable[[C, "Step[Any]"], Awaitable[C] | C]
+CompensationFunction = Callable[[C, "Step[Any]"], Awaitable[None] | None]
+ProbeFunction = Callable[[C, "Step[Any]"], Awaitable[C | None] | C | None]
+
+_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,63}")
+_STEPS_MAX: Final = 100
+DEFAULT_TIMEOUT: Final = timedelta(seconds=60)
+
+
+class Fate(StrEnum):
+    """What the journal knows of a step's effect when its compensation runs."""
+
+    KNOWN = "known"
+    """The step succeeded: there is something to undo."""
+    IN_DOUBT = "in_doubt"
+    """It may have happened or not (a timeout, a lost worker). Undo it if it is there, and accept that it may not be."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step(Generic[R]):
+    """What a step, compensation or probe is given beside the context. `R` is the type of the worker's resources."""
+
+    run_id: str
+    saga: str
+    name: str
+    attempt: int
+    """Which claim of the run this is, from 1."""
+    try_number: int
+    """Which execution of this step this is, as far as the journal knows, from 1."""
+    idempotency_key: str
+    """The same for every try of this step of this run, on every worker and version; its compensation has another.
+    Give it to whoever carries out the effect, so that a repeated request has the effect once."""
+    resources: R
+    """The worker's `resources`: connections, clients, settings."""
+    fate: Fate = Fate.KNOWN
+    """For compensations: whether the step's effect is known to have happened."""
+    session: Any = None
+    """For transactional steps: the driver's session; pass it to every operation that shall commit with its outcome."""
+
+    @property
+    def log(self) -> structlog.stdlib.BoundLogger:
+        """A structlog logger, bound to run, saga, step, attempt and try."""
+        logger: structlog.stdlib.BoundLogger = structlog.get_logger("sagas.step")
+        return logger.bind(run=self.run_id, saga=self.saga, step=self.name, attempt=self.attempt, try_=self.try_number)
+
+
+class StepKind(Enum):
+    """What follows from a step's place. The value is its letter in the fingerprint."""
+
+    COMPENSATED = "c"
+    """Before the pivot, with a compensation."""
+    UNCOMPENSATED = "n"
+    """Before the pivot, declared to need none."""
+    PIVOT = "p"
+    """The point of no return."""
+    FORWARD = "r"
+    """After the pivot: retried until it is done, never compensated."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One function of a step, with how long a try may take and when it is tried again."""
+
+    function: Callable[..., Any]
+    retry: RetryPolicy
+    timeout: timedelta | None
+    in_thread: bool
+    """A plain `def`: run in a thread, which a timeout leaves behind but cannot stop."""
+
+
+@dataclass(slots=True, eq=False)
+class StepDefinition(Generic[C]):
+    """A step as declared. Decorate its compensation and probe with `@step.compensation` and `@step.probe`."""
+
+    saga: Saga[C]
+    name: str
+    kind: StepKind
+    forward: Part
+    transactional: bool
+    undo: Part | None = field(default=None)
+    question: Part | None = field(default=None)
+
+    def __call__(self, context: C, step: Step[Any]) -> Awaitable[C] | C:
+        """Call the step's function itself, for instance from a unit test."""
+        return typing.cast("Awaitable[C] | C", self.forward.function(context, step))
+
+    @overload
+    def compensation(self, function: CompensationFunction[C], /) -> CompensationFunction[C]: ...
+    @overload
+    def compensation(
+        self, /, *, retry: RetryPolicy | None = None, timeout: float | timedelta | None = DEFAULT_TIMEOUT
+    ) -> Callable[[CompensationFunction[C]], CompensationFunction[C]]: ...
+    def compensation(
+        self,
+        function: CompensationFunction[C] | None = None,
+        /,
+        *,
+        retry: RetryPolicy | None = None,
+        timeout: float | timedelta | None = DEFAULT_TIMEOUT,
+    ) -> Any:
+        """Declare how this step is undone. It must tolerate that there is nothing to undo.
+
+        It is given the context as the run last knew it, and is tried again (`retry`, by default twelve tries over about
+        half an hour) for as long as it fails.
+        """
+        if self.kind is StepKind.PIVOT:
+            raise self._wrong("the pivot is the point of no return and has no compensation; give it a probe instead")
+        if self.kind is StepKind.FORWARD:
+            raise self._wrong("a step after the pivot is never compensated; move it before the pivot, or drop this")
+        if self.kind is StepKind.UNCOMPENSATED:
+            raise self._wrong("it is declared no_compensation=True and has a compensation; drop one of the two")
+        if self.undo is not None:
+            raise self._wrong("it has two compensations; make them one function")
+
+        def declare(function: CompensationFunction[C]) -> CompensationFunction[C]:
+            self.saga.require_open(self.name)
+            self.undo = _part(
+                self.saga, self.name, "compensation", function, retry=retry or COMPENSATION_RETRY, timeout=timeout
+            )
+            return function
+
+        return declare if function is None else declare(function)
+
+    def probe(self, function: ProbeFunction[C]) -> ProbeFunction[C]:
+        """Declare how to find out whether this step's effect happened: return the context if so, None if not.
+
+        Asked when a try's outcome is unknown, before the step is run again. Tried again as the step itself is.
+        """
+        if self.question is not None:
+            raise self._wrong("it has two probes; make them one function")
+        self.saga.require_open(self.name)
+        self.question = _part(
+            self.saga, self.name, "probe", function, retry=self.forward.retry, timeout=self.forward.timeout
+        )
+        return function
+
+    def _wrong(self, problem: str) -> DefinitionError:
+        return DefinitionError(self.saga.name, self.name, problem)
+
+
+class Saga(Generic[C]):
+    """A saga: its name, the type of its context, its version and its steps in order.
+
+    The context is a pydantic model; every step gets the one before's and returns the next. Raise `version` whenever the
+    steps' names, kinds or order change: runs of the old version wait for a worker that still serves it.
+    """
+
+    def __init__(self, name: str, context: type[C], *, version: int = 1) -> None:
+        if not isinstance(name, str) or not _NAME.fullmatch(name):
+            raise DefinitionError(str(name), None, _name_problem("a saga"))
+        if not (inspect.isclass(context) and issubclass(context, BaseModel)):
+            raise DefinitionError(name, None, f"the context must be a pydantic model class, not {context!r}")
+        if not isinstance(version, int) or isinstance(version, bool) or version < 1:
+            raise DefinitionError(name, None, f"the version must be a whole number from 1 on, not {version!r}")
+        self.name: Final = name
+        self.context: Final = context
+        self.version: Final = version
+        self._steps: list[StepDefinition[C]] = []
+        self._frozen = False
+
+    def __repr__(self) -> str:
+        return f"Saga({self.name!r}, version={self.version})"
+
+    # ---------------------------------------------------------------- declaring
+
+    @overload
+    def step(self, function: StepFunction[C], /) -> StepDefinition[C]: ...
+    @overload
+    def step(
+        self,
+        /,
+        *,
+        name: str | None = None,
+        retry: RetryPolicy | None = None,
+        timeout: float | timedelta | None = DEFAULT_TIMEOUT,
+        no_compensation: bool = False,
+        transactional: bool = False,
+    ) -> Callable[[StepFunction[C]], StepDefinition[C]]: ...
+    def step(
+        self,
+        function: StepFunction[C] | None = None,
+        /,
+        *,
+        name: str | None = None,
+        retry: RetryPolicy | None = None,
+        timeout: float | timedelta | None = DEFAULT_TIMEOUT,
+        no_compensation: bool = False,
+        transactional: bool = False,
+    ) -> Any:
+        """Declare the next step. Before the pivot it needs a compensation, or `no_compensation=True`.
+
+        `timeout` bounds one try (seconds or timedelta, default 60 s, None for no bound); a try that is over it is in
+        doubt. `retry` defaults to five tries before the pivot and three days after it. `transactional=True` gives the
+        step a MongoDB session: what it writes with it commits together with the step's outcome, so exactly once.
+        """
+        if self._has_pivot:
+            kind = StepKind.FORWARD
+        else:
+            kind = StepKind.UNCOMPENSATED if no_compensation else StepKind.COMPENSATED
+
+        def declare(function: StepFunction[C]) -> StepDefinition[C]:
+            if no_compensation and kind is StepKind.FORWARD:
+                raise DefinitionError(
+                    self.name, _name_of(function, name), "after the pivot nothing is compensated; drop no_compensation"
+                )
+            return self._add(function, name, kind, retry, timeout, transactional=transactional)
+
+        return declare if function is None else declare(function)
+
+    @overload
+    def pivot(self, function: StepFunction[C], /) -> StepDefinition[C]: ...
+    @overload
+    def pivot(
+        self,
+        /,
+        *,
+        name: str | None = None,
+        retry: RetryPolicy | None = None,
+        timeout: float | timedelta | None = DEFAULT_TIMEOUT,
+        transactional: bool = False,
+    ) -> Callable[[StepFunction[C]], StepDefinition[C]]: ...
+    def pivot(
+        self,
+        function: StepFunction[C] | None = None,
+        /,
+        *,
+        name: str | None = None,
+        retry: RetryPolicy | None = None,
+        timeout: float | timedelta | None = DEFAULT_TIMEOUT,
+        transactional: bool = False,
+    ) -> Any:
+        """Declare the point of no return: the step after which the run completes forward, whatever happens."""
+
+        def declare(function: StepFunction[C]) -> StepDefinition[C]:
+            if self._has_pivot:
+                first = next(step.name for step in self._steps if step.kind is StepKind.PIVOT)
+                raise DefinitionError(
+                    self.name,
+                    _name_of(function, name),
+                    f"{first!r} is the pivot already; a saga has one point of no return",
+                )
+            return self._add(function, name, StepKind.PIVOT, retry, timeout, transactional=transactional)
+
+        return declare if function is None else declare(function)
+
+    # ---------------------------------------------------------------- the finished definition
+
+    @functools.cached_property
+    def steps(self) -> tuple[StepDefinition[C], ...]:
+        """The steps in order. The first look at them checks the whole and closes the definition."""
+        if not self._steps:
+            raise DefinitionError(self.name, None, "it has no steps; declare one with @saga.step")
+        for step in self._steps:
+            if step.kind is StepKind.COMPENSATED and step.undo is None:
+                raise DefinitionError(
+                    self.name,
+                    step.name,
+                    f"it stands before the pivot and has no compensation; write one (@{step.name}.compensation), or "
+                    "declare @saga.step(no_compensation=True) if it has no effect to undo",
+                )
+        self._frozen = True
+        return tuple(self._steps)
+
+    @functools.cached_property
+    def fingerprint(self) -> str:
+        """Names, kinds and order of the steps, readable so that a difference can be named: `reserve:c charge:p`."""
+        return " ".join(f"{step.name}:{step.kind.value}" for step in self.steps)
+
+    @functools.cached_property
+    def plain(self) -> bool:
+        """Whether nothing of it can be undone and nothing is a pivot: a plain durable function."""
+        return all(step.kind is StepKind.UNCOMPENSATED for step in self.steps)
+
+    @property
+    def _has_pivot(self) -> bool:
+        return any(step.kind is StepKind.PIVOT for step in self._steps)
+
+    # ---------------------------------------------------------------- checks
+
+    def require_open(self, step: str) -> None:
+        """Raise DefinitionError once a client or worker has taken the saga."""
+        if self._frozen:
+            raise DefinitionError(
+                self.name, step, "the saga is in use already; declare all its steps before a client or worker takes it"
+            )
+
+    def _add(
+        self,
+        function: StepFunction[C],
+        name: str | None,
+        kind: StepKind,
+        retry: RetryPolicy | None,
+        timeout: float | timedelta | None,
+        *,
+        transactional: bool,
+    ) -> StepDefinition[C]:
+        name = _name_of(function, name)
+        self.require_open(name)
+        if not _NAME.fullmatch(name):
+            raise DefinitionError(self.name, name, _name_problem("a step") + "; pass name=")
+        if any(step.name == name for step in self._steps):
+            raise DefinitionError(self.name, name, "two steps have this name; a journal could not tell them apart")
+        if len(self._steps) >= _STEPS_MAX:
+            raise DefinitionError(self.name, name, f"a saga has at most {_STEPS_MAX} steps")
+        default = FORWARD_RETRY if kind is StepKind.FORWARD else STEP_RETRY
+        part = _part(self, name, "step", function, retry=retry or default, timeout=timeout)
+        step = StepDefinition(saga=self, name=name, kind=kind, forward=part, transactional=transactional)
+        if transactional and part.in_thread:
+            raise DefinitionError(
+                self.name, name, "a transactional step must be async: its session belongs to the loop"
+            )
+        self._steps.append(step)
+        return step
+
+
+def _part(
+    saga: Saga[Any], step: str, what: str, function: Any, *, retry: Any, timeout: float | timedelta | None
+) -> Part:
+    def wrong(problem: str) -> DefinitionError:
+        return DefinitionError(saga.name, step, f"its {what} {problem}" if what != "step" else problem)
+
+    if not callable(function) or inspect.isclass(function):
+        raise wrong(f"must be a function, not {function!r}")
+    call = function if inspect.isroutine(function) or isinstance(function, functools.partial) else function.__call__
+    if inspect.isgeneratorfunction(call) or inspect.isasyncgenfunction(call):
+        raise wrong("is a generator; return the context instead of yielding")
+    _check_arguments(call, wrong)
+    if what == "step":
+        _check_annotation(function, saga.context, wrong)
+    if not isinstance(retry, RetryPolicy):
+        raise wrong(f"needs a RetryPolicy for retry=, not {retry!r}")
+    if isinstance(timeout, int | float) and not isinstance(timeout, bool):
+        timeout = timedelta(seconds=timeout)
+    if timeout is not None and (not isinstance(timeout, timedelta) or timeout <= timedelta(0)):
+        raise wrong(f"needs a timeout above zero, in seconds or as a timedelta, not {timeout!r}")
+    return Part(function, retry, timeout, in_thread=not inspect.iscoroutinefunction(call))
+
+
+def _check_annotation(function: Any, context: type[BaseModel], wrong: Callable[[str], DefinitionError]) -> None:
+    try:
+        returned = typing.get_type_hints(function).get("return", context)
+    except (NameError, TypeError, AttributeError):
+        return  # names that only a type checker sees; what the step returns is checked when it does
+    if inspect.isclass(returned) and not issubclass(returned, context):
+        raise wrong(f"must return the context, {context.__name__}; it is annotated to return {returned.__name__}")
+
+
+def _check_arguments(call: Any, wrong: Callable[[str], DefinitionError]) -> None:
+    try:
+        inspect.signature(call).bind(None, None)
+    except TypeError:
+        raise wrong("must take two arguments, the context and the step: (context, step)") from None
+    except ValueError:
+        return  # a builtin without a signature: calling it will tell
+
+
+def _name_of(function: Any, name: str | None) -> str:
+    if name is not None:
+        return name
+    while isinstance(function, functools.partial):
+        function = function.func
+    return str(getattr(function, "__name__", type(function).__name__))
+
+
+def _name_problem(what: str) -> str:
+    return f"{what}'s name is a letter or underscore, then up to 63 letters, digits, underscores or hyphens"

@@ -1,0 +1,196 @@
+"""What can go wrong, sorted by what the caller can do about it. Everything raised on purpose is a SagaError.
+
+    SagaError
+    ├── DefinitionError        your saga is defined wrongly: fix the code, the step and the fix are named
+    ├── StartRefused           this start is not possible as asked
+    │   ├── InvalidInput       an argument is wrong: the field and the fix are named
+    │   ├── KeyConflict        the key was used before, with another input
+    │   └── PayloadTooLarge    the context is over the limit
+    ├── RunNotFound            no run has this id
+    ├── Unreadable             stored bytes are not what they should be
+    ├── ResultTimeout          the run has not come to rest within the timeout; it goes on
+    ├── RunDidNotComplete      the run came to rest otherwise than completed
+    │   ├── RunRolledBack      failed, cancelled or timed out before its pivot; every effect is undone
+    │   ├── RunFailed          a plain durable function raised for good
+    │   └── RunHeld            it waits for an operator
+    └── StoreError             about the database, see sagas_store.errors (StoreUnavailable ...)
+
+Raised by the author of a step, to say what the engine cannot know:
+
+    NonRetryable               it did not happen, and trying again is pointless
+    Retryable                  it did not happen (unless in_doubt=True), try again, at the earliest after `retry_after`
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from sagas_store.errors import (
+    FenceLost,
+    SagaError,
+    SchemaMismatch,
+    StoreError,
+    StoreRefused,
+    StoreUnavailable,
+    UnsafeServer,
+)
+from sagas_store.states import State
+
+__all__ = [
+    "DefinitionError",
+    "ErrorDetail",
+    "FenceLost",
+    "InvalidInput",
+    "JournalMisfit",
+    "KeyConflict",
+    "NonRetryable",
+    "PayloadTooLarge",
+    "ResultTimeout",
+    "Retryable",
+    "RunDidNotComplete",
+    "RunFailed",
+    "RunHeld",
+    "RunNotFound",
+    "RunRolledBack",
+    "SagaError",
+    "SchemaMismatch",
+    "StartRefused",
+    "StoreError",
+    "StoreRefused",
+    "StoreUnavailable",
+    "Unreadable",
+    "UnsafeServer",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorDetail:
+    """What a step raised, as its journal keeps it."""
+
+    type: str
+    message: str
+    traceback: str = ""
+
+
+class DefinitionError(SagaError):
+    """A saga is defined wrongly. Raised when it is built, so before anything runs."""
+
+    def __init__(self, saga: str, step: str | None, problem: str) -> None:
+        super().__init__(f"saga {saga!r}" + (f", step {step!r}" if step else "") + f": {problem}")
+        self.saga = saga
+        self.step = step
+
+
+class StartRefused(SagaError):
+    """A run cannot be started as asked; nothing was stored."""
+
+
+class InvalidInput(StartRefused):
+    """An argument from outside is wrong; `field` names it."""
+
+    def __init__(self, field: str, problem: str) -> None:
+        super().__init__(f"{field}: {problem}")
+        self.field = field
+
+
+class KeyConflict(StartRefused):
+    """A run of this saga was started with the same key and another input. The stored one stands."""
+
+    def __init__(self, saga: str, key: str, run_id: str) -> None:
+        super().__init__(
+            f"saga {saga!r}: key {key!r} belongs to run {run_id}, which was started with another input; "
+            "use a new key for a new order, or the same input to get that run"
+        )
+        self.saga = saga
+        self.key = key
+        self.run_id = run_id
+
+
+class PayloadTooLarge(StartRefused):
+    """A context is larger than the limit; `size_bytes` and `limit_bytes` are measured as stored."""
+
+    def __init__(self, what: str, size_bytes: int, limit_bytes: int) -> None:
+        super().__init__(
+            f"{what} is {size_bytes:,} bytes, the limit is {limit_bytes:,}; keep large data elsewhere and put its "
+            "reference into the context"
+        )
+        self.size_bytes = size_bytes
+        self.limit_bytes = limit_bytes
+
+
+class RunNotFound(SagaError):
+    """No run has this id."""
+
+    def __init__(self, run_id: str) -> None:
+        super().__init__(f"run {run_id}: not found")
+        self.run_id = run_id
+
+
+class Unreadable(SagaError):
+    """Stored bytes cannot be read as what they should be. No part of them is in the message."""
+
+    def __init__(self, what: str, problem: str) -> None:
+        super().__init__(f"{what}: {problem}")
+        self.what = what
+
+
+class JournalMisfit(SagaError):
+    """A journal does not fit its definition; the difference is named. Such a run is held, never run."""
+
+
+class ResultTimeout(SagaError, TimeoutError):
+    """The run has not come to rest within the caller's timeout. It goes on; ask again."""
+
+    def __init__(self, run_id: str, timeout: timedelta, state: State) -> None:
+        super().__init__(f"run {run_id}: still {state} after {timeout.total_seconds():g} s; it goes on, ask again")
+        self.run_id = run_id
+        self.state = state
+
+
+class RunDidNotComplete(SagaError):
+    """The run came to rest otherwise than completed: `state` says how, `step` where, `error` what that step raised.
+
+    What the step's exception said is in `error` alone: it may quote a payload, and messages end up in logs.
+    """
+
+    def __init__(
+        self, run_id: str, state: State, reason: str, *, step: str | None = None, error: ErrorDetail | None = None
+    ) -> None:
+        super().__init__(f"run {run_id}: {state}: {reason}")
+        self.run_id = run_id
+        self.state = state
+        self.step = step
+        self.error = error
+
+
+class RunRolledBack(RunDidNotComplete):
+    """The run was undone (`compensated`, `cancelled`, `timed_out`): every compensation is in its journal."""
+
+
+class RunFailed(RunDidNotComplete):
+    """A plain durable function (no step has a compensation) raised for good; nothing was undone."""
+
+
+class RunHeld(RunDidNotComplete):
+    """The run still owes work and waits for an operator; `since` says from when. It may yet complete."""
+
+    def __init__(self, run_id: str, state: State, reason: str, since: datetime) -> None:
+        super().__init__(run_id, state, f"{reason} (since {since:%Y-%m-%d %H:%M:%S} UTC); an operator must act")
+        self.since = since
+
+
+class NonRetryable(Exception):
+    """Raise it from a step: its effect did not happen, and no further try will change that."""
+
+
+class Retryable(Exception):
+    """Raise it from a step: try again, after `retry_after` at the earliest, else when the policy says.
+
+    It means that the effect did not happen. Where that is not certain, pass `in_doubt=True`.
+    """
+
+    def __init__(self, message: str = "", *, retry_after: timedelta | None = None, in_doubt: bool = False) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+        self.in_doubt = in_doubt

@@ -1,0 +1,443 @@
+"""Drives one claimed run: load, decide, perform, append, repeat.
+
+The imperative shell around `sagas.decide`. It performs what was decided and journals what came of it; it decides
+nothing itself. Three rules keep it honest:
+
+- An outcome is journaled, durably, before anything that follows from it begins.
+- Faults of the engine (the database away, the lease lost) end the attempt without a trace in the journal. They are
+  never taken for a step's outcome. The lease lapses and the next attempt goes on from the journal.
+- Nobody cancels this code from outside. A drain interrupts the step in hand through its own timeout scope, so a write
+  of the engine's is never torn, and a compensation is never interrupted by a drain at all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+from collections.abc import Mapping
+from concurrent.futures import Executor as ThreadPool
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from typing import Any, Final
+
+from pydantic import BaseModel
+
+from sagas.decide import (
+    Activity,
+    BeginRollback,
+    Facts,
+    Hold,
+    PassGate,
+    Perform,
+    Progress,
+    Refuse,
+    Settle,
+    Wait,
+    after_failure,
+    intent,
+    next_action,
+)
+from sagas.definition import Saga, Step, StepKind
+from sagas.errors import JournalMisfit, NonRetryable, Unreadable
+from sagas.identity import compensation_key, step_key
+from sagas.lease import Lease
+from sagas.payload import NotJournalable, dump_context, dump_error, load_context
+from sagas.policy import Failure
+from sagas_store import MongoStore
+from sagas_store.entries import Entry, Kind
+from sagas_store.faults import is_aborted_transaction
+from sagas_store.runs import Claim, RunRecord
+from sagas_store.states import Phase, State
+
+__all__ = ["Attempt", "Executor", "Limits", "Parked"]
+
+Parked: Final = State.PENDING
+"""What an attempt ends in when the run goes on later: parked for a retry, or handed back by a drain."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """How large things may be, as stored."""
+
+    context_bytes_max: int = 1024 * 1024
+    """One context. MongoDB's own limit for a document is 16 MiB; a run rewrites its context at every step."""
+    run_bytes_max: int = 64 * 1024 * 1024
+    """All contexts of one run together. Room for the pivot and everything after it is checked before the pivot."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Returned:
+    """What a try came to: a value."""
+
+    value: object
+
+
+@dataclass(frozen=True, slots=True)
+class _Raised:
+    """What a try came to: an exception, and what it means."""
+
+    error: BaseException
+    failure: Failure
+
+
+class _Interrupted:
+    """What a try came to: broken off by a drain, so nothing is known."""
+
+
+class Executor:
+    """Makes attempts: what all runs of one worker share."""
+
+    def __init__(
+        self,
+        store: MongoStore,
+        sagas: Mapping[tuple[str, int], Saga[Any]],
+        *,
+        worker: str,
+        resources: object,
+        threads: ThreadPool,
+        limits: Limits,
+        park_after: timedelta,
+    ) -> None:
+        """`park_after`: a wait longer than this frees the worker."""
+        self.store = store
+        self.sagas = sagas
+        self.worker = worker
+        self.resources = resources
+        self.threads = threads
+        self.limits = limits
+        self.park_after = park_after
+
+    def attempt(self, run: RunRecord, entries: list[Entry], lease: Lease) -> Attempt:
+        """One attempt at a claimed run with this journal."""
+        return Attempt(self, run, entries, lease)
+
+
+class Attempt:
+    """One claim of a run being driven by one worker."""
+
+    def __init__(self, shared: Executor, run: RunRecord, entries: list[Entry], lease: Lease) -> None:
+        assert run.claim is not None, run.run_id
+        self.run = run
+        self.lease = lease
+        self._shared = shared
+        self._store = shared.store
+        self._claim: Claim = run.claim
+        self._saga = shared.sagas[run.saga, run.version]
+        self._entries = entries
+        self._progress = Progress.of(self._saga)
+        self._gate_passed = run.gate_passed_at is not None
+        self._payload = run.input or b""
+        self._context: BaseModel | None = None
+        """The context of `_payload`, not yet handed out. A step may change it in place, so each try gets its own."""
+        self._scope: asyncio.Timeout | None = None
+        self._draining = asyncio.Event()
+        self._in_hand: Activity | None = None
+        self._broken_off = False
+
+    # ---------------------------------------------------------------- told by the worker
+
+    def drain(self) -> None:
+        """Finish what is in hand, then hand the run back."""
+        self._draining.set()
+
+    def interrupt(self) -> None:
+        """Break off the step in hand, then hand the run back. A compensation is left to finish."""
+        self.drain()
+        if self._in_hand is not Activity.COMPENSATION:
+            self._break_off()
+
+    def lose(self) -> None:
+        """The lease is lost: break off whatever is in hand and write nothing more."""
+        self.lease.lose()
+        self.drain()
+        self._break_off()
+
+    def _break_off(self) -> None:
+        if self._scope is not None and not self._scope.expired():
+            self._broken_off = True
+            self._scope.reschedule(0)
+
+    # ---------------------------------------------------------------- the loop
+
+    async def drive(self) -> State:
+        """Drive the run until it settles, is held, is parked or is handed back; returns the state it was left in.
+
+        Raises FenceLost and LeaseLapsed when somebody else drives it or may, StoreUnavailable when the database does
+        not answer: the attempt is over, and the journal says all there is to know.
+        """
+        if (misfit := await self._load()) is not None:
+            return await self._hold(misfit)
+        while True:
+            action = next_action(self._saga, self._progress, self._facts(), self._now())
+            match action:
+                case Settle(state):
+                    await self._store.runs.settle(self.run, state)
+                    return state
+                case Hold():
+                    return await self._hold(action)
+                case Wait(until):
+                    if not await self._wait(until):
+                        return Parked
+                case BeginRollback() | Refuse():
+                    await self._turn_back(action)
+                case PassGate() | Perform():
+                    if self._draining.is_set():
+                        await self._store.runs.park(self.run, wait=timedelta(0))
+                        return Parked
+                    self.lease.check()
+                    await self._go_on(action)
+
+    async def _turn_back(self, action: BeginRollback | Refuse) -> None:
+        if isinstance(action, Refuse):
+            error = dump_error(NonRetryable(action.reason))
+            await self._append(Kind.STEP_FAILED, step=action.step.name, payload=error)
+            return
+        await self._append(Kind.ROLLBACK_BEGUN, cause=action.cause, step=action.step)
+        await self._store.runs.show_rolling_back(self.run)
+
+    async def _go_on(self, action: PassGate | Perform) -> None:
+        if isinstance(action, Perform):
+            await self._perform(action)
+            return
+        await self._store.runs.pass_gate(self.run)
+        self._gate_passed = True
+
+    async def _load(self) -> Hold | None:
+        """Fold the journal, announce the takeover, and find the context; or say why the run cannot be executed."""
+        if self.run.fingerprint != self._saga.fingerprint:
+            return Hold(
+                State.BROKEN,
+                f"it was started as [{self.run.fingerprint}], and version {self._saga.version} of {self._saga.name} is "
+                f"now [{self._saga.fingerprint}]; a changed saga needs a new version",
+            )
+        payloads: dict[int | None, bytes] = {None: self._payload}
+        try:
+            for entry in self._entries:
+                self._progress = self._progress.after(entry)
+                payloads[entry.seq] = entry.payload or b""
+        except JournalMisfit as misfit:
+            return Hold(State.BROKEN, str(misfit))
+        self._payload = payloads[self._progress.context_seq]
+        self._entries = []
+        if self._claim.attempt > 1:
+            await self._append(Kind.TAKEN_OVER, taken_from=self._claim.taken_from)
+            if self._progress.rollback is not None and self.run.phase is not Phase.ROLLING_BACK:
+                await self._store.runs.show_rolling_back(self.run)  # the attempt before died on the way to it
+        try:
+            self._context = load_context(self._saga.context, self._payload, "the context")
+        except Unreadable as error:
+            return Hold(State.BROKEN, str(error))
+        return None
+
+    def _facts(self) -> Facts:
+        limits = self._shared.limits
+        return Facts(
+            gate_passed=self._gate_passed,
+            bytes_left=limits.run_bytes_max - self._progress.payload_bytes,
+            bytes_each=limits.context_bytes_max,
+        )
+
+    def _now(self) -> datetime:
+        return self._store.clock.now()
+
+    async def _hold(self, hold: Hold) -> State:
+        await self._store.runs.hold(self.run, hold.state, hold.reason)
+        return hold.state
+
+    async def _wait(self, until: datetime) -> bool:
+        """Wait here for a short while, or park the run; False when it was parked."""
+        wait = until - self._now()
+        if wait > self._shared.park_after or self._draining.is_set():
+            await self._store.runs.park(self.run, wait=max(wait, timedelta(0)))
+            return False
+        try:
+            async with asyncio.timeout(wait.total_seconds()):
+                await self._draining.wait()
+        except TimeoutError:
+            pass
+        return True
+
+    # ---------------------------------------------------------------- performing
+
+    async def _perform(self, action: Perform) -> None:
+        """Execute application code and journal its outcome."""
+        if action.activity is Activity.STEP and action.step.transactional:
+            outcome = await self._in_transaction(action)
+        else:
+            outcome = await self._call(action)
+        if outcome is None:
+            return
+        if isinstance(outcome, _Interrupted):
+            self.lease.check()  # a lost lease interrupts too, and then nothing more is written
+            if action.activity is Activity.STEP and not action.step.transactional:
+                await self._append(Kind.INTERRUPTED, step=action.step.name, try_number=action.try_number)
+            return
+        if isinstance(outcome, _Returned):
+            outcome = await self._returned(action, outcome.value)
+        if outcome is not None:
+            await self._raised(action, outcome)
+
+    async def _in_transaction(self, action: Perform) -> _Returned | _Raised | _Interrupted | None:
+        """A transactional step: its writes and its entry commit together. None: they did, and nothing is left to do."""
+        outcome: _Returned | _Raised | _Interrupted | None = None
+
+        async def body(session: Any) -> Entry | None:
+            nonlocal outcome
+            outcome = await self._call(action, session)
+            if not isinstance(outcome, _Returned):
+                return None
+            result = self._journalable(action, outcome.value)
+            if isinstance(result, _Raised):
+                outcome = result
+                return None
+            return self._announced(self._entry(Kind.STEP_SUCCEEDED, action, payload=result[0]))
+
+        entry = await self._store.commit_together(body)
+        if entry is not None:
+            # What the journal has, which after a lost reply may be an earlier execution's.
+            self._take(entry)
+            return None
+        if isinstance(outcome, _Raised):  # rolled back with the transaction, so nothing of it happened
+            return replace(outcome, failure=replace(outcome.failure, in_doubt=False))
+        return outcome
+
+    async def _call(self, action: Perform, session: Any = None) -> _Returned | _Raised | _Interrupted:
+        """Run the function within its timeout."""
+        part = action.part
+        step = self._step(action, session)
+        context = self._context
+        if context is None:
+            context = load_context(self._saga.context, self._payload, "the context")
+        self._context = None
+        self._broken_off = False
+        scope = asyncio.timeout(part.timeout.total_seconds() if part.timeout is not None else None)
+        try:
+            async with scope:
+                self._scope, self._in_hand = scope, action.activity
+                if part.in_thread:
+                    loop = asyncio.get_running_loop()
+                    inherited = contextvars.copy_context()
+                    return _Returned(
+                        await loop.run_in_executor(
+                            self._shared.threads, lambda: inherited.run(part.function, context, step)
+                        )
+                    )
+                return _Returned(await part.function(context, step))
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            error: BaseException = TimeoutError("the step was cancelled from within")
+        except (Exception, SystemExit) as raised:
+            if session is not None and is_aborted_transaction(raised):
+                raise  # the transaction's own fault: nothing of it happened, and the whole of it is tried again
+            error = raised
+        finally:
+            self._scope = self._in_hand = None
+        if self._broken_off:
+            return _Interrupted()
+        if scope.expired() and isinstance(error, TimeoutError):
+            assert part.timeout is not None
+            error = TimeoutError(f"no outcome within {part.timeout.total_seconds():g} s")
+        return _Raised(error, part.retry.failure(error))
+
+    def _step(self, action: Perform, session: Any) -> Step[Any]:
+        name = action.step.name
+        make_key = compensation_key if action.activity is Activity.COMPENSATION else step_key
+        return Step(
+            run_id=self.run.run_id,
+            saga=self.run.saga,
+            name=name,
+            attempt=self._claim.attempt,
+            try_number=action.try_number,
+            idempotency_key=make_key(self.run.run_id, name),
+            resources=self._shared.resources,
+            fate=action.fate,
+            session=session,
+        )
+
+    # ---------------------------------------------------------------- journaling
+
+    async def _returned(self, action: Perform, value: object) -> _Raised | None:
+        """Journal a value that was returned; or say why it cannot be, which is then the step's definite failure."""
+        if action.activity is Activity.COMPENSATION:
+            await self._append(Kind.COMPENSATION_SUCCEEDED, action)
+            return None
+        kind = Kind.STEP_SUCCEEDED if action.activity is Activity.STEP else Kind.PROBE_SUCCEEDED
+        if action.activity is Activity.PROBE and value is None:
+            await self._append(kind, action)
+            return None
+        result = self._journalable(action, value)
+        if isinstance(result, _Raised):
+            return result
+        payload, context = result
+        await self._append(kind, action, payload=payload)
+        self._payload, self._context = payload, context
+        return None
+
+    def _journalable(self, action: Perform, value: object) -> tuple[bytes, BaseModel] | _Raised:
+        limits = self._shared.limits
+        try:
+            payload, context = dump_context(self._saga.context, value)
+            _fits("its context", len(payload), limits.context_bytes_max)
+            if action.step.kind in (StepKind.COMPENSATED, StepKind.UNCOMPENSATED):
+                # From the pivot on there is room: the gate saw to that.
+                _fits("the run's contexts together", self._progress.payload_bytes + len(payload), limits.run_bytes_max)
+        except NotJournalable as error:
+            # Pointless to repeat, but the function did return: what it was to do has probably happened.
+            return _Raised(error, Failure(retryable=False, in_doubt=True))
+        return payload, context
+
+    async def _raised(self, action: Perform, outcome: _Raised) -> None:
+        verdict = after_failure(self._progress, action, outcome.failure, self._now(), action.part.retry.wait)
+        await self._append(
+            verdict.kind,
+            action,
+            payload=dump_error(outcome.error),
+            due_at=_milliseconds(verdict.due_at) if verdict.due_at is not None else None,
+            in_doubt=verdict.in_doubt,
+        )
+
+    def _entry(self, kind: Kind, action: Perform | None = None, **more: Any) -> Entry:
+        if action is not None:
+            more |= {"step": action.step.name, "try_number": action.try_number}
+        return Entry(
+            run_id=self.run.run_id,
+            seq=self._progress.seq + 1,
+            kind=kind,
+            at=_milliseconds(self._now()),
+            attempt=self._claim.attempt,
+            worker=self._claim.worker,
+            token=self._claim.token,
+            **more,
+        )
+
+    def _announced(self, entry: Entry) -> Entry:
+        """The entry with what begins next: the intent that costs no write of its own."""
+        if entry.kind is Kind.INTERRUPTED:
+            return entry  # nothing begins: the run is handed back
+        then = next_action(self._saga, self._progress.after(entry), self._facts(), entry.at)
+        return replace(entry, next=intent(then))
+
+    async def _append(self, kind: Kind, action: Perform | None = None, **more: Any) -> None:
+        entry = self._announced(self._entry(kind, action, **more))
+        await self._store.journal.append(entry)
+        self._progress = self._progress.after(entry)
+
+    def _take(self, entry: Entry) -> None:
+        """Go on from an entry that a transaction has committed."""
+        self._progress = self._progress.after(entry)
+        self._payload, self._context = entry.payload or b"", None
+
+
+def _fits(what: str, size_bytes: int, limit_bytes: int) -> None:
+    if size_bytes > limit_bytes:
+        raise NotJournalable(
+            f"{what} would be {size_bytes:,} bytes, the limit is {limit_bytes:,}; keep large data elsewhere and put "
+            "its reference into the context"
+        )
+
+
+def _milliseconds(at: datetime) -> datetime:
+    """As the database keeps it, so that a decision made now and one made from the journal see the same time."""
+    return at.replace(microsecond=at.microsecond // 1000 * 1000)

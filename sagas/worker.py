@@ -1,0 +1,312 @@
+"""The worker: claims runs in batches, drives them, keeps their leases, and hands them back when told to drain.
+
+One process, one event loop, any number of workers beside it; they meet only in the database. Work is found by polling;
+change streams make it quick. A worker that dies says nothing: its leases lapse and others go on from the journals.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import traceback
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any, Final
+
+import structlog
+
+from sagas.clock import Monotonic, monotonic, new_token
+from sagas.definition import Saga
+from sagas.errors import DefinitionError, FenceLost, InvalidInput, StoreError, StoreUnavailable
+from sagas.executor import Attempt, Executor, Limits
+from sagas.lease import Lease, LeaseLapsed
+from sagas_store import MongoStore
+from sagas_store.entries import Entry
+from sagas_store.runs import RunRecord
+
+__all__ = ["Worker", "WorkerOptions"]
+
+_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
+_RENEWALS_PER_LEASE: Final = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerOptions:
+    """How a worker works. The defaults suit steps that take from milliseconds to a minute."""
+
+    concurrency: int = 64
+    """Runs driven at once. Each holds its context and one step in memory; steps that wait cost little."""
+    lease: timedelta = timedelta(minutes=5)
+    """How long a lost worker's runs wait for another. Renewed three times a lease, so the database may be away for two
+    thirds of it. Shorter means quicker takeover and more steps run twice when a machine stalls."""
+    poll: timedelta = timedelta(seconds=1)
+    """The longest pause between two looks for due runs. Change streams make most looks earlier."""
+    park_after: timedelta = timedelta(seconds=2)
+    """A wait for a retry that is longer than this frees the worker; shorter ones are waited out."""
+    drain_grace: timedelta = timedelta(seconds=20)
+    """How long steps in hand may go on once the worker drains; then they are broken off and count as in doubt.
+    Compensations are always finished. Keep it below what your supervisor waits before it kills."""
+    threads: int = 32
+    """Threads for steps that are plain functions."""
+    limits: Limits = field(default_factory=Limits)
+    """How large contexts may be."""
+    handle_signals: bool = True
+    """Drain on SIGTERM and SIGINT (when run in the main thread). A second signal cuts the grace short."""
+
+    def __post_init__(self) -> None:
+        for name in ("concurrency", "threads"):
+            if getattr(self, name) < 1:
+                raise InvalidInput(f"WorkerOptions.{name}", "must be at least 1")
+        for name in ("lease", "poll"):
+            if getattr(self, name) <= timedelta(0):
+                raise InvalidInput(f"WorkerOptions.{name}", "must be above zero")
+        for name in ("park_after", "drain_grace"):
+            if getattr(self, name) < timedelta(0):
+                raise InvalidInput(f"WorkerOptions.{name}", "must not be negative")
+
+
+class Worker:
+    """Runs sagas. `await Worker(store, [fulfil_order], resources=Shop(...)).run()`."""
+
+    def __init__(
+        self,
+        store: MongoStore,
+        sagas: Sequence[Saga[Any]],
+        *,
+        resources: object = None,
+        name: str | None = None,
+        options: WorkerOptions | None = None,
+        monotonic: Monotonic = monotonic,
+    ) -> None:
+        """Serves exactly these sagas and versions; due runs of others are left for a worker that knows them.
+
+        `resources` is what steps get as `step.resources`. `name` is how the worker appears on runs and in journals;
+        by default host, process id and a few random digits.
+        """
+        if not sagas:
+            raise InvalidInput("sagas", "a worker needs at least one saga to serve")
+        self.name: Final = name or f"{socket.gethostname()}:{os.getpid()}:{new_token()[:6]}"
+        self.options: Final = options or WorkerOptions()
+        self._store = store
+        self._monotonic = monotonic
+        self._sagas: dict[tuple[str, int], Saga[Any]] = {}
+        for saga in sagas:
+            if not isinstance(saga, Saga):
+                raise InvalidInput("sagas", f"must be Saga objects, not {saga!r}")
+            if (saga.name, saga.version) in self._sagas:
+                raise DefinitionError(saga.name, None, f"the worker was given version {saga.version} twice")
+            _ = saga.fingerprint  # refuses a wrong definition now rather than at its first run
+            self._sagas[saga.name, saga.version] = saga
+        self._resources = resources
+        self._attempts: dict[str, Attempt] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._wake = asyncio.Event()
+        self._draining = asyncio.Event()
+        self._hurry = asyncio.Event()
+        self._log = structlog.get_logger("sagas.worker").bind(worker=self.name)
+
+    # ---------------------------------------------------------------- from outside
+
+    async def run(self) -> None:
+        """Work until told to drain, by `stop`, SIGTERM or SIGINT, or by being cancelled; then hand everything back.
+
+        Raises UnsafeServer, SchemaMismatch or StoreUnavailable when it cannot begin. Once begun, no run and no outage
+        of the database ends it.
+        """
+        await self._store.ready()
+        pool = ThreadPoolExecutor(self.options.threads, thread_name_prefix="sagas-step")
+        executor = Executor(
+            self._store,
+            self._sagas,
+            worker=self.name,
+            resources=self._resources,
+            threads=pool,
+            limits=self.options.limits,
+            park_after=self.options.park_after,
+        )
+        helpers = [
+            asyncio.create_task(self._keep_leases()),
+            asyncio.create_task(self._store.hints.on_due(sorted({name for name, _ in self._sagas}), self._wake.set)),
+        ]
+        self._log.info("worker started", sagas=[f"{name}@{version}" for name, version in self._sagas])
+        with self._signals():
+            try:
+                await self._claim_until_drained(executor)
+            except asyncio.CancelledError:
+                # Whoever cancels the worker wants it gone, not its runs torn: break off steps, hand back, then go.
+                self.stop()
+                self._hurry.set()
+                await asyncio.shield(self._drain())
+                raise
+            else:
+                await self._drain()
+            finally:
+                for helper in helpers:
+                    helper.cancel()
+                await asyncio.gather(*helpers, return_exceptions=True)
+                pool.shutdown(wait=False, cancel_futures=True)
+        self._log.info("worker drained")
+
+    def stop(self) -> None:
+        """Drain: claim nothing more, give steps in hand their grace, hand the rest back. `run` returns when done.
+
+        Called again it cuts the grace short.
+        """
+        if self._draining.is_set():
+            self._hurry.set()
+        self._draining.set()
+        self._wake.set()
+
+    # ---------------------------------------------------------------- claiming
+
+    @property
+    def _room(self) -> int:
+        return self.options.concurrency - len(self._attempts)
+
+    @property
+    def _room_worth_a_claim(self) -> int:
+        """How many places must be free before an ended attempt leads to a claim; the next poll claims for fewer.
+
+        A claim costs three round trips, whatever its size, so a busy worker fills an eighth of its places at once.
+        """
+        return max(1, self.options.concurrency // 8)
+
+    async def _claim_until_drained(self, executor: Executor) -> None:
+        definitions = list(self._sagas)
+        while not self._draining.is_set():
+            self._wake.clear()
+            pause = self.options.poll
+            if room := self._room:
+                try:
+                    if await self._claim(executor, definitions, room):
+                        continue  # where some were due, more may be
+                    pause = min(pause, await self._until_next_due(definitions))
+                except StoreError as error:
+                    self._log.warning("claim failed, trying again", error=str(error))
+                except Exception as fault:
+                    self._log.error("claim failed after a fault of the engine, trying again", **_where(fault))
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(pause.total_seconds()):
+                    await self._wake.wait()
+
+    async def _claim(self, executor: Executor, definitions: list[tuple[str, int]], room: int) -> int:
+        asked_at = self._monotonic()
+        runs = await self._store.runs.claim_due(
+            definitions, token=new_token(), worker=self.name, lease=self.options.lease, limit=room
+        )
+        leases = {run.run_id: self._lease_of(run, asked_at) for run in runs}
+        for run in runs:
+            if run.claim is not None:
+                self._store.clock.observe(run.claim.at)
+        again = [run.run_id for run in runs if run.attempts > 1]  # a first attempt has no journal to read
+        journals = await self._store.journal.load_many(again) if again else {}
+        for run in runs:
+            self._start(executor, run, journals.get(run.run_id, []), leases[run.run_id])
+        return len(runs)
+
+    def _lease_of(self, run: RunRecord, asked_at: float) -> Lease:
+        assert run.claim is not None, run.run_id
+        return Lease(run.run_id, run.claim.token, self.options.lease, asked_at=asked_at, monotonic=self._monotonic)
+
+    async def _until_next_due(self, definitions: list[tuple[str, int]]) -> timedelta:
+        due_at = await self._store.runs.next_due_at(definitions)
+        if due_at is None:
+            return self.options.poll
+        return max(due_at - self._store.clock.now(), timedelta(milliseconds=1))
+
+    # ---------------------------------------------------------------- driving
+
+    def _start(self, executor: Executor, run: RunRecord, journal: list[Entry], lease: Lease) -> None:
+        attempt = executor.attempt(run, journal, lease)
+        self._attempts[run.run_id] = attempt
+        task = asyncio.create_task(self._drive(attempt), name=f"run {run.run_id}")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _drive(self, attempt: Attempt) -> None:
+        run = attempt.run
+        log = self._log.bind(run=run.run_id, saga=run.saga, attempt=run.attempts)
+        try:
+            state = await attempt.drive()
+            log.info("attempt ended", state=str(state))
+        except (FenceLost, LeaseLapsed) as lost:
+            log.warning("attempt stopped, the lease is lost", error=str(lost))
+        except StoreUnavailable as away:
+            log.warning("attempt abandoned, the lease will lapse", error=str(away))
+        except Exception as fault:
+            # A fault of the engine itself. The run is not touched: its lease lapses, and ten such attempts hold it.
+            log.error("attempt abandoned after a fault of the engine, the lease will lapse", **_where(fault))
+        finally:
+            del self._attempts[run.run_id]
+            if self._room >= self._room_worth_a_claim:
+                self._wake.set()
+
+    # ---------------------------------------------------------------- leases
+
+    async def _keep_leases(self) -> None:
+        """Renew every lease in one trip, three times a lease; more often while renewals fail."""
+        interval_s = self.options.lease.total_seconds() / _RENEWALS_PER_LEASE
+        while True:
+            await asyncio.sleep(interval_s)
+            held = {run_id: attempt.lease for run_id, attempt in self._attempts.items()}
+            if not held:
+                continue
+            asked_at = self._monotonic()
+            try:
+                lost = await self._store.runs.renew(
+                    {run_id: lease.token for run_id, lease in held.items()}, lease=self.options.lease
+                )
+            except StoreError as error:
+                # One failed renewal is not a lost lease: attempts go on until their own clock says that it may be over.
+                self._log.warning("renewal failed, trying again", error=str(error), runs=len(held))
+                continue
+            except Exception as fault:
+                self._log.error("renewal failed after a fault of the engine, trying again", **_where(fault))
+                continue
+            for run_id, lease in held.items():
+                if run_id not in lost:
+                    lease.renewed(asked_at)
+                elif (attempt := self._attempts.get(run_id)) is not None and attempt.lease is lease:
+                    attempt.lose()
+
+    # ---------------------------------------------------------------- draining
+
+    async def _drain(self) -> None:
+        for attempt in list(self._attempts.values()):
+            attempt.drain()
+        pending = set(self._tasks)
+        if pending:
+            self._log.info("worker draining", runs=len(pending))
+        ended = asyncio.gather(*pending)  # never raises: an attempt's end is logged, not passed on
+        ended.add_done_callback(lambda _: self._hurry.set())
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self.options.drain_grace.total_seconds()):
+                await self._hurry.wait()
+        for attempt in list(self._attempts.values()):
+            attempt.interrupt()
+        await ended
+
+    @contextlib.contextmanager
+    def _signals(self) -> Any:
+        loop = asyncio.get_running_loop()
+        installed = []
+        if self.options.handle_signals:
+            for number in _SIGNALS:
+                with contextlib.suppress(ValueError, RuntimeError, NotImplementedError):  # not the main thread; Windows
+                    loop.add_signal_handler(number, self.stop)
+                    installed.append(number)
+        try:
+            yield
+        finally:
+            for number in installed:
+                loop.remove_signal_handler(number)
+
+
+def _where(fault: Exception) -> dict[str, str]:
+    """An unforeseen exception for the log: its type and place, never its text or variables, which may be a payload."""
+    return {"error": type(fault).__name__, "where": "".join(traceback.format_tb(fault.__traceback__))}

@@ -1,0 +1,241 @@
+"""The docs are executed: what README.md and docs/ show is run, and what they name exists.
+
+    python scripts/check_docs.py                  everything
+    python scripts/check_docs.py docs/cli.md      run one page only
+    python scripts/check_docs.py --no-run         only what needs no server: links, command line, glossary, paths
+
+Each page runs in its own copy of the project, with a database of its own on a server that is started for the occasion.
+How a block says what is to be done with it: scripts/_pages.py.
+"""
+
+import argparse
+import contextlib
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+
+from pymongo import MongoClient
+
+from sagas.cli import build_parser
+from sagas_store.embedded import mongodb
+from scripts._pages import Block, Page, anchors, programs, read_page
+
+ROOT = Path(__file__).resolve().parent.parent
+TIMEOUT = 120  # seconds for one program or console block
+QUICKSTART, QUICKSTART_LINES_MAX = "docs/examples/quickstart.py", 60
+NORTHWIND = "tests/support/northwind.py"  # the one file that may look for data beside the checkout
+OUTSIDE = re.compile(r"(?<![\w.-])/work/|\.\./shared")
+
+LINK = re.compile(r"\[[^\]]*\]\(<?([^)\s>]+)>?[^)]*\)|^\s*\[[^\]]+\]:\s*<?([^\s>]+)")
+
+# Compiles a program so that `await` works at the top, and runs it as __main__ with nothing imported beforehand.
+RUNNER = """
+import ast, asyncio, sys, types
+source, flags = open(sys.argv[1]).read(), ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
+sys.modules["__main__"] = main = types.ModuleType("__main__")
+result = eval(compile(source, sys.argv[1], "exec", flags, dont_inherit=True), main.__dict__)
+if result is not None: asyncio.run(result)
+"""
+
+
+# -- running -----------------------------------------------------------------------------------------------------------
+
+
+def run_page(page: Page, *, uri: str) -> None:
+    with tempfile.TemporaryDirectory(prefix="docs-") as folder:
+        copy = Path(folder, "project")
+        copy.mkdir()
+        for name in project_files():
+            (copy / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, copy / name)
+        environment = {
+            **os.environ,
+            "SAGAS_MONGODB_URI": uri,
+            "SAGAS_DATABASE": database(page),
+            "SAGAS_VENV": sys.prefix,  # the project's scripts, run from the copy, use this environment as it is
+            "PATH": f"{sys.prefix}/bin{os.pathsep}{os.environ['PATH']}",
+            "NO_COLOR": "1",
+        }
+        for block, program in programs(page):
+            if "file" in block.directives:
+                target = copy / block.directives["file"]
+                target.parent.mkdir(parents=True, exist_ok=True)
+                target.write_text(program)
+            elif block.language == "python":
+                script = Path(folder, Path(page.path).name)  # a traceback names the page, and the line on it
+                script.write_text(program)
+                run(page, block, [sys.executable, "-c", RUNNER, str(script)], copy, environment)
+            elif block.language == "console":
+                run(page, block, ["bash", "-euo", "pipefail", "-c", program], copy, environment)
+
+
+def database(page: Page) -> str:
+    return "docs_" + re.sub(r"\W+", "_", page.path.removesuffix(".md")).lower()
+
+
+def run(page: Page, block: Block, command: list[str], folder: Path, environment: dict[str, str]) -> None:
+    wanted = int(block.directives.get("exit", "0"))
+    with tempfile.TemporaryFile("w+") as output:
+        process = subprocess.Popen(
+            command,
+            cwd=folder,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        try:
+            status = f"exit code {process.wait(TIMEOUT)}"
+        except subprocess.TimeoutExpired:
+            status = f"not finished after {TIMEOUT} s"
+        finally:
+            with contextlib.suppress(ProcessLookupError):  # what a block started in the background ends with it
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        if status != f"exit code {wanted}":
+            output.seek(0)
+            page.problem(block.line, f"{status}\n{textwrap.indent(output.read().rstrip(), '    ')}")
+
+
+# -- what the pages name -----------------------------------------------------------------------------------------------
+
+
+def check_links(pages: dict[str, Page]) -> None:
+    for page in pages.values():
+        for number, line in page.prose:
+            for match in LINK.finditer(re.sub(r"`[^`]*`", "``", line)):
+                target = match[1] or match[2]
+                if re.match(r"[a-z][a-z+.-]*:", target):
+                    continue
+                name, _, anchor = target.partition("#")
+                path = os.path.normpath(Path(page.path).parent / name) if name else page.path
+                if path.startswith("..") or not (ROOT / path).exists():
+                    page.problem(number, f"{target} leads nowhere")
+                elif anchor and path in pages and anchor not in anchors(pages[path]):
+                    page.problem(number, f"{path} has no heading #{anchor}")
+
+
+def check_same_as(page: Page) -> None:
+    for block in page.blocks:
+        source = block.directives.get("same-as")
+        if source and not ((ROOT / source).is_file() and (ROOT / source).read_text() == block.text):
+            page.problem(block.line, f"differs from {source}")
+    if page.path == "README.md":
+        quickstart = [block for block in page.blocks if block.directives.get("same-as") == QUICKSTART]
+        if not quickstart:
+            page.problem(1, f"shows no quickstart (a block marked `docs: same-as {QUICKSTART}`)")
+        elif (length := quickstart[0].text.count("\n")) > QUICKSTART_LINES_MAX:
+            page.problem(quickstart[0].line, f"the quickstart has {length} lines; {QUICKSTART_LINES_MAX} is the most")
+
+
+def check_glossary(page: Page) -> None:
+    seen: dict[str, int] = {}
+    for number, line in page.prose:
+        if match := re.match(r"^\s*(?:[-*|]\s+)?\*\*(.+?)\*\*", line):
+            term = match[1].strip(" .:").casefold()
+            if term in seen:
+                page.problem(number, f"{term!r} is already explained on line {seen[term]}")
+            seen.setdefault(term, number)
+
+
+def check_command_line(page: Page, parser: argparse.ArgumentParser) -> None:
+    """A heading names each command and below it stand its options; what stands above all of them is common to them."""
+    commands = dict(walk(parser, parser.prog))
+    common = commands.pop(parser.prog)
+    named = {command: re.compile(rf"(?<![\w-]){re.escape(command)}(?![\w-])") for command in commands}
+    headings = {number: heading for number, _, heading in page.headings()}
+    sections, current = {"": ""}, [""]
+    for number, line in page.lines():
+        if number in headings:
+            current = [command for command in commands if named[command].search(headings[number])] or current
+        for command in current:
+            sections[command] = sections.get(command, "") + line + "\n"
+    for command, options in {"": common, **commands}.items():
+        if command not in sections:
+            page.problem(1, f"no heading names `{command}`")
+            continue
+        documented = set(re.findall(r"(?<![\w-])--?[a-z][\w-]*", sections[command] + sections.get("", "")))
+        for option in sorted(options - documented):
+            page.problem(1, f"`{command or parser.prog}` has {option}, which is not explained")
+    known = common.union({"--help"}, *commands.values())
+    for number, line in page.prose:
+        for option in set(re.findall(r"(?<![\w-])--[a-z][\w-]*", line)) - known:
+            page.problem(number, f"no command has {option}")
+
+
+def walk(parser: argparse.ArgumentParser, name: str) -> Iterator[tuple[str, set[str]]]:
+    options: set[str] = set()
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for word, command in action.choices.items():
+                yield from walk(command, f"{name} {word}")
+        elif "--help" not in action.option_strings:
+            options.update(option for option in action.option_strings if option.startswith("--"))
+    yield name, options
+
+
+def check_paths() -> list[str]:
+    """The project must work wherever it lies: no file names a place outside of it."""
+    problems = []
+    for name in project_files():
+        for number, line in enumerate((ROOT / name).read_text(errors="replace").splitlines(), start=1):
+            if name not in {NORTHWIND, "scripts/check_docs.py"} and OUTSIDE.search(line):
+                problems.append(f"{name}:{number}: names a path outside the project: {line.strip()[:100]}")
+    return problems
+
+
+def project_files() -> list[str]:
+    """What git knows or would add; where there is no git (an unpacked release), what does not look like a leftover."""
+    try:
+        listing = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+        names = subprocess.run(listing, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split("\0")
+    except (FileNotFoundError, subprocess.CalledProcessError):
+        names = []
+        for folder, inner, files in os.walk(ROOT):
+            inner[:] = [name for name in inner if not re.fullmatch(r"\.(?!ci$).*|__pycache__|dist", name)]
+            names += [os.path.relpath(Path(folder, name), ROOT) for name in files]
+    return sorted(name for name in names if (ROOT / name).is_file())
+
+
+def main() -> int:
+    arguments = argparse.ArgumentParser(description="Check and run the docs.")
+    arguments.add_argument("pages", nargs="*", metavar="PAGE", help="run only this page (README.md, docs/cli.md ...)")
+    arguments.add_argument("--no-run", action="store_true", help="only what needs no server")
+    options = arguments.parse_args()
+
+    names = [name for name in project_files() if re.fullmatch(r"[^/]+\.md|docs/.*\.md", name)]
+    pages = {name: read_page(name, (ROOT / name).read_text()) for name in names}
+    check_links(pages)
+    for page in pages.values():
+        check_same_as(page)
+    if "docs/glossary.md" in pages:
+        check_glossary(pages["docs/glossary.md"])
+    if "docs/cli.md" in pages:
+        check_command_line(pages["docs/cli.md"], build_parser())
+
+    if unknown := set(options.pages) - set(names):
+        arguments.error(f"no such page: {', '.join(sorted(unknown))}")
+    wanted = [pages[name] for name in options.pages or names if name == "README.md" or name.startswith("docs/")]
+    wanted = [page for page in wanted if any(True for _ in programs(page))]
+    if wanted and not options.no_run:
+        with mongodb() as uri, MongoClient[dict[str, object]](uri) as client:
+            for page in wanted:
+                print(f"running {page.path}", flush=True)
+                client.drop_database(database(page))
+                run_page(page, uri=uri)
+
+    problems = [problem for page in pages.values() for problem in page.problems] + check_paths()
+    print("\n".join(problems) or f"{len(pages)} pages are as they should be")
+    return 1 if problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,95 @@
+"""The one seam that knows which driver is in use: PyMongo's asyncio client, or Motor.
+
+Both give the same collections, cursors and results; they differ in how sessions begin and in how a change stream is
+opened. Everything else in the store is written once, against PyMongo's asyncio types.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from datetime import UTC
+from typing import TYPE_CHECKING, Any, cast
+
+from bson.codec_options import CodecOptions
+from pymongo import ReadPreference, WriteConcern
+from pymongo.asynchronous.client_session import AsyncClientSession
+from pymongo.asynchronous.collection import AsyncCollection
+from pymongo.asynchronous.database import AsyncDatabase
+from pymongo.read_concern import ReadConcern
+
+if TYPE_CHECKING:
+    from motor.motor_asyncio import AsyncIOMotorDatabase
+
+__all__ = ["AnyDatabase", "AnySession", "Collection", "Document", "Driver"]
+
+Document = dict[str, Any]
+Collection = AsyncCollection[Document]
+AnyDatabase = "AsyncDatabase[Any] | AsyncIOMotorDatabase[Any]"
+AnySession = "AsyncClientSession | AsyncIOMotorClientSession"
+
+_PLAIN: CodecOptions[Document] = CodecOptions(tz_aware=True, tzinfo=UTC)
+_DURABLE = WriteConcern("majority", j=True)
+_PROVEN = ReadConcern("majority")
+
+
+class Driver:
+    """An application's database handle, whichever driver made it, with the concerns that the store insists on."""
+
+    def __init__(self, database: AsyncDatabase[Any] | AsyncIOMotorDatabase[Any]) -> None:
+        module = type(database).__module__
+        self.is_motor = module.startswith("motor.")
+        if not self.is_motor and not isinstance(database, AsyncDatabase):
+            raise TypeError(
+                f"MongoStore takes a database of pymongo.AsyncMongoClient or of motor, not {type(database).__name__} "
+                f"from {module}; a blocking MongoClient would stop the event loop at every write"
+            )
+        # What is written is on a majority's disks before it counts, and what is read as the truth can no longer be
+        # rolled back, whatever the application set on its client.
+        self.database = cast(
+            "AsyncDatabase[Document]",
+            database.with_options(
+                codec_options=_PLAIN,
+                read_preference=ReadPreference.PRIMARY,
+                write_concern=_DURABLE,
+                read_concern=_PROVEN,
+            ),
+        )
+
+    def collection(self, name: str) -> Collection:
+        return self.database[name]
+
+    async def command(self, name: str, value: Any = 1, **more: Any) -> Document:
+        """Run a command on the application's database."""
+        return await self.database.command(name, value, codec_options=_PLAIN, **more)
+
+    async def admin(self, name: str, value: Any = 1, **more: Any) -> Document:
+        """Run a command on the admin database."""
+        return await self.database.client.admin.command(name, value, codec_options=_PLAIN, **more)
+
+    @asynccontextmanager
+    async def session(self) -> AsyncIterator[AsyncClientSession]:
+        """A session with a transaction that the caller commits or aborts; one left open is aborted at the end."""
+        client = self.database.client
+        starting: Any = client.start_session()
+        session: AsyncClientSession = await starting if self.is_motor else starting
+        try:
+            yield session
+        finally:
+            await session.end_session()
+
+    async def begin(self, session: AsyncClientSession) -> None:
+        """Start a transaction that reads a majority snapshot and commits to a majority."""
+        starting = session.start_transaction(read_concern=ReadConcern("snapshot"), write_concern=_DURABLE)
+        if not self.is_motor:
+            await starting
+
+    @asynccontextmanager
+    async def watch(
+        self, collection: Collection, pipeline: Sequence[Mapping[str, Any]], *, await_ms: int
+    ) -> AsyncIterator[Any]:
+        """An open change stream; iterate it with `try_next`, which returns None after `await_ms` without an event."""
+        opening: Any = collection.watch(pipeline, max_await_time_ms=await_ms)
+        stream = opening if self.is_motor else await opening
+        async with stream:
+            yield stream

@@ -1,0 +1,74 @@
+"""Entries of the journal: what the store keeps of each outcome.
+
+Plain, so that operators can query: kind, step, times, attempt, worker. Opaque: the payload (a context, a result, an
+error's details), which the store never looks into.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+
+from sagas_store.states import State
+
+__all__ = ["Cause", "Entry", "Kind"]
+
+
+class Kind(StrEnum):
+    """What an entry says happened. Stored as written here."""
+
+    STEP_SUCCEEDED = "step_succeeded"
+    """The payload is the context that the step returned."""
+    STEP_RETRY_SCHEDULED = "step_retry_scheduled"
+    """One try failed and another is due from `due_at` on; the payload is the error."""
+    STEP_FAILED = "step_failed"
+    """Failed for good: definite, or tries spent; `in_doubt` says whether its effect may have happened."""
+
+    PROBE_SUCCEEDED = "probe_succeeded"
+    """The probe gave an answer: a payload (the context) means the effect happened, none means it did not."""
+    PROBE_RETRY_SCHEDULED = "probe_retry_scheduled"
+    PROBE_FAILED = "probe_failed"
+
+    COMPENSATION_SUCCEEDED = "compensation_succeeded"
+    COMPENSATION_RETRY_SCHEDULED = "compensation_retry_scheduled"
+    COMPENSATION_FAILED = "compensation_failed"
+
+    INTERRUPTED = "interrupted"
+    """The worker was told to drain and broke off the step in hand: no outcome is known, and no try is counted."""
+    ROLLBACK_BEGUN = "rollback_begun"
+    """From here on no path leads forward; `cause` and `step` say why and from where."""
+    TAKEN_OVER = "taken_over"
+    """A later attempt begins; `taken_from` is the state it found the run in (`running`: the lease had lapsed)."""
+
+
+class Cause(StrEnum):
+    """Why a rollback begins; each settles in its own state."""
+
+    STEP_FAILED = "step_failed"
+    STOP = "stop"
+    DEADLINE = "deadline"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """One entry of one run's journal. `(run_id, seq)` is its key, `token` the claim it was written under."""
+
+    run_id: str
+    seq: int
+    """From 1, without gaps. Appending at a seq that exists fails: that is the fence."""
+    kind: Kind
+    at: datetime
+    """The server's clock as the worker knew it."""
+    attempt: int
+    worker: str
+    token: str
+    step: str | None = None
+    try_number: int | None = None
+    next: str | None = None
+    """What begins next without a further write, as `action:step`; after a crash this is what may have started."""
+    due_at: datetime | None = None
+    in_doubt: bool = False
+    cause: Cause | None = None
+    taken_from: State | None = None
+    payload: bytes | None = None

@@ -1,0 +1,114 @@
+"""What can go wrong in the store, sorted by what the caller can do about it.
+
+    SagaError                     the root of every error this project raises
+    └── StoreError
+        ├── StoreUnavailable      the server did not answer in time: try again later, nothing is known to have happened
+        ├── FenceLost             somebody else drives the run now: stop at once, write nothing more
+        ├── RunExists             a run with this id is there already: compare it with what you meant to start
+        ├── RecordTooLarge        more bytes than one document may hold: make the payload smaller
+        ├── UnsafeServer          the server cannot keep the store's promises: change the server, the reason is named
+        ├── SchemaMismatch        the database does not hold what this version expects: apply the schema
+        ├── IllegalTransition     a bug: the state table has no such move
+        └── StoreRefused          the server refused for good (no permission, a validator): read the message
+
+No message carries a payload, and none carries a connection string.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+__all__ = [
+    "FenceLost",
+    "IllegalTransition",
+    "RecordTooLarge",
+    "RunExists",
+    "SagaError",
+    "SchemaMismatch",
+    "StoreError",
+    "StoreRefused",
+    "StoreUnavailable",
+    "UnsafeServer",
+]
+
+
+class SagaError(Exception):
+    """The root: catch this to catch everything that this project raises on purpose."""
+
+
+class StoreError(SagaError):
+    """Something about the database; see the subclasses for what to do."""
+
+
+class StoreUnavailable(StoreError):
+    """The server could not be reached, or could not acknowledge, within the store's patience.
+
+    The operation may or may not have happened. Every operation of the store is safe to repeat, so
+    repeat it later, or leave it to the next owner of the lease; never conclude anything from it.
+    """
+
+    def __init__(self, operation: str, cause: str) -> None:
+        super().__init__(f"{operation}: the database did not acknowledge in time ({cause}); try again later")
+        self.operation = operation
+        self.cause = cause
+
+
+class FenceLost(StoreError):
+    """Another worker has taken the run over since: its writes count, ours do not. Stop at once."""
+
+    def __init__(self, run_id: str, operation: str) -> None:
+        super().__init__(f"run {run_id}: {operation} refused, the run is no longer held under this claim")
+        self.run_id = run_id
+        self.operation = operation
+
+
+class RunExists(StoreError):
+    """A run with this id was started before."""
+
+    def __init__(self, run_id: str) -> None:
+        super().__init__(f"run {run_id}: exists already")
+        self.run_id = run_id
+
+
+class RecordTooLarge(StoreError):
+    """A document would be larger than the server accepts."""
+
+    def __init__(self, run_id: str, operation: str) -> None:
+        super().__init__(f"run {run_id}: {operation} would write a document over MongoDB's 16 MiB; shrink the payload")
+        self.run_id = run_id
+        self.operation = operation
+
+
+class UnsafeServer(StoreError):
+    """The server cannot keep what the store promises; `reason` says which promise and what to change."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+class SchemaMismatch(StoreError):
+    """Collections, validators or indexes differ from what this version needs."""
+
+    def __init__(self, differences: Sequence[str]) -> None:
+        listed = "; ".join(differences)
+        super().__init__(f"the database schema is not as needed: {listed}. Apply it: python -m sagas schema apply")
+        self.differences = tuple(differences)
+
+
+class IllegalTransition(StoreError):
+    """The state table has no such move. Never caused by input: this is a bug in the caller."""
+
+    def __init__(self, origin: str, target: str) -> None:
+        super().__init__(f"no run goes from {origin} to {target}")
+        self.origin = origin
+        self.target = target
+
+
+class StoreRefused(StoreError):
+    """The server refused for good: permissions, a validator, an unknown command."""
+
+    def __init__(self, operation: str, cause: str) -> None:
+        super().__init__(f"{operation}: the database refused it ({cause})")
+        self.operation = operation
+        self.cause = cause

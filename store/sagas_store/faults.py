@@ -1,0 +1,137 @@
+"""Driver errors, sorted once: what passes by itself is repeated here, the rest gets a name of ours.
+
+An engine fault is never a step's outcome. So every operation of the store is written to be safe when repeated, and
+repeated it is, for as long as the store's patience lasts: a failover, a lost connection, a write concern that was not
+reached. What lasts longer surfaces as StoreUnavailable, and the caller knows no more than before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from datetime import timedelta
+from typing import Final, TypeVar
+
+import pymongo
+import tenacity
+from pymongo import errors
+
+from sagas_store.errors import StoreError, StoreRefused, StoreUnavailable
+
+__all__ = ["Patience", "describe", "is_aborted_transaction", "is_transient", "is_worth_committing_again"]
+
+T = TypeVar("T")
+
+_TRANSIENT_CODES: Final = frozenset(
+    {
+        6, 7, 89, 91, 189, 202, 262, 317, 358, 384, 9001, 10107, 11600, 11602, 13435, 13436,  # not primary, going down
+        24, 46, 50, 64, 79, 100, 112, 134, 175, 251,  # locks, time limits, write concern, write conflicts, killed plans
+        133, 150, 234, 63, 13388, 43, 136, 237,  # no such host for the shard, stale routing, cursors lost on failover
+    }
+)  # fmt: skip
+"""Server error codes that say "not now" rather than "no" (mongo/base/error_codes.yml, retriable and interruption)."""
+
+_TRANSIENT_LABELS: Final = ("RetryableWriteError", "RetryableError", "TransientTransactionError")
+
+
+def is_transient(error: BaseException) -> bool:
+    """Whether a driver error says nothing about the operation but that it did not get through this time.
+
+    The operation may have happened all the same: a reply can be lost after the write was made.
+    """
+    if isinstance(error, errors.BulkWriteError):
+        details = error.details
+        return bool(details.get("writeConcernErrors")) or any(
+            failed.get("code") in _TRANSIENT_CODES for failed in details.get("writeErrors", ())
+        )
+    if not isinstance(error, errors.PyMongoError):
+        return False
+    if isinstance(error, errors.ConnectionFailure | errors.WriteConcernError | errors.ExecutionTimeout):
+        return True
+    if error.timeout or any(error.has_error_label(label) for label in _TRANSIENT_LABELS):
+        return True
+    return isinstance(error, errors.OperationFailure) and error.code in _TRANSIENT_CODES
+
+
+def is_aborted_transaction(error: BaseException) -> bool:
+    """Whether the server (or the driver for it) says that nothing of the transaction has happened."""
+    return isinstance(error, errors.PyMongoError) and error.has_error_label("TransientTransactionError")
+
+
+def is_worth_committing_again(error: BaseException) -> bool:
+    """Whether a commit's outcome is unknown and asking again may tell; not so when the transaction is gone."""
+    return is_transient(error) and not is_aborted_transaction(error)
+
+
+def describe(error: BaseException) -> str:
+    """The error's kind and code. Never its text: the server quotes documents in it."""
+    code = getattr(error, "code", None)
+    return type(error).__name__ + (f", code {code}" if code else "")
+
+
+class Patience:
+    """How long the store repeats an operation that does not get through, and how long it waits for one reply."""
+
+    def __init__(self, total: timedelta, reply: timedelta) -> None:
+        """`total` bounds all tries of one operation together, `reply` bounds each of them."""
+        self.total_s = total.total_seconds()
+        self.reply_s = reply.total_seconds()
+
+    async def call(
+        self,
+        operation: str,
+        attempt: Callable[[], Awaitable[T]],
+        *,
+        passes: Callable[[BaseException], bool] = is_transient,
+    ) -> T:
+        """Await `attempt()` until it gets through; `passes` tells the errors that are worth repeating it for.
+
+        It must be safe to repeat after it took effect. Raises StoreUnavailable once patience is spent, StoreRefused
+        when the server refused for good. Duplicate keys and documents over the limit pass through untouched: they are
+        answers, and the caller knows what they mean.
+        """
+
+        async def once() -> T:
+            # The driver's own deadline, sent to the server too: without it a silent network holds a reply for ever.
+            with pymongo.timeout(self.reply_s):
+                return await attempt()
+
+        try:
+            return await once()  # the ordinary case pays for no retry machinery
+        except errors.PyMongoError as error:
+            first = error
+        if not passes(first):
+            raise self._named(operation, first) from first
+        try:
+            return await self._again(once, passes)
+        except errors.PyMongoError as error:
+            raise self._named(operation, error) from error
+
+    async def transact(self, transaction: Callable[[], Awaitable[T]]) -> T:
+        """Await a whole transaction, again when it was aborted by a passing fault, so that nothing of it happened.
+
+        Other errors of whatever runs inside pass through as they are. Raises StoreUnavailable once patience is spent.
+        """
+        try:
+            return await self._again(transaction, is_aborted_transaction)
+        except errors.PyMongoError as error:
+            if is_aborted_transaction(error):
+                raise StoreUnavailable("transaction", describe(error)) from error
+            raise
+
+    async def _again(self, attempt: Callable[[], Awaitable[T]], passes: Callable[[BaseException], bool]) -> T:
+        again = tenacity.AsyncRetrying(
+            retry=tenacity.retry_if_exception(passes),
+            wait=tenacity.wait_random_exponential(multiplier=0.02, max=1.0),
+            stop=tenacity.stop_after_delay(self.total_s),
+            reraise=True,
+        )
+        return await again(attempt)
+
+    @staticmethod
+    def _named(operation: str, error: errors.PyMongoError) -> StoreError:
+        """The error under our name. Re-raises an answer (a duplicate key, a document over the limit) as it is."""
+        if is_transient(error):
+            return StoreUnavailable(operation, describe(error))
+        if isinstance(error, errors.DuplicateKeyError | errors.BulkWriteError | errors.DocumentTooLarge):
+            raise error
+        return StoreRefused(operation, describe(error))

@@ -1,0 +1,181 @@
+"""The journal collection: one document per entry, keyed by run and sequence number, only ever appended to.
+
+The sequence number is the fence. A worker that takes a run over appends first, at the next number; whoever drove the
+run before fails on its own next append, because that number is taken. No lock and no second write is needed, and an
+entry once acknowledged is never changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from pymongo import errors
+from pymongo.asynchronous.client_session import AsyncClientSession
+
+from sagas_store.drivers import Collection, Document
+from sagas_store.entries import Cause, Entry, Kind
+from sagas_store.errors import FenceLost, RecordTooLarge
+from sagas_store.faults import Patience
+from sagas_store.states import State
+
+__all__ = ["JOURNAL_SPEC_NAME", "Journal"]
+
+JOURNAL_SPEC_NAME: Final = "journal"
+_SEQ_END: Final = 2**31 - 1
+
+
+class Journal:
+    """Every question put to the journal."""
+
+    def __init__(self, collection: Collection, patience: Patience) -> None:
+        self._collection = collection
+        self._patience = patience
+
+    async def append(self, entry: Entry) -> None:
+        """Make `entry` durable on a majority, once.
+
+        Safe to repeat: an entry found again under the same claim and number is the one whose reply was lost. Raises
+        FenceLost when another claim has written that number, RecordTooLarge when the document cannot be stored.
+        """
+        document = _to_document(entry)
+
+        async def insert_or_find() -> bool:
+            try:
+                await self._collection.insert_one(document)
+            except errors.DuplicateKeyError:
+                return await self._is_ours(entry)
+            return True
+
+        try:
+            if await self._patience.call("append", insert_or_find):
+                return
+        except errors.DocumentTooLarge as error:
+            raise RecordTooLarge(entry.run_id, f"entry {entry.seq}") from error
+        raise FenceLost(entry.run_id, f"entry {entry.seq}")
+
+    async def append_in(self, session: AsyncClientSession, entry: Entry) -> None:
+        """Write `entry` as part of the caller's transaction; it counts when, and only if, that commits.
+
+        Driver errors pass through, so that the transaction can be repeated as a whole.
+        """
+        try:
+            await self._collection.insert_one(_to_document(entry), session=session)
+        except errors.DuplicateKeyError as error:
+            raise FenceLost(entry.run_id, f"entry {entry.seq}") from error
+
+    async def find_own(self, entry: Entry) -> Entry | None:
+        """The entry at `entry`'s place if it was written under the same claim, as a majority has it; else None."""
+
+        async def look() -> Document | None:
+            return await self._collection.find_one({"_id": _key(entry), "token": entry.token})
+
+        found = await self._patience.call("read entry", look)
+        return _from_document(found) if found is not None else None
+
+    async def load(self, run_id: str) -> list[Entry]:
+        """All entries of one run, oldest first, as a majority has them."""
+        return (await self.load_many([run_id]))[run_id]
+
+    async def load_many(self, run_ids: Sequence[str]) -> dict[str, list[Entry]]:
+        """All entries of each run, oldest first, in one query; a run without entries has an empty list."""
+        journals: dict[str, list[Entry]] = {run_id: [] for run_id in run_ids}
+        if not journals:
+            return journals
+
+        async def read() -> list[Document]:
+            return await self._collection.find(journal_filter(journals), sort=[("_id", 1)]).to_list(None)
+
+        for document in await self._patience.call("read journals", read):
+            entry = _from_document(document)
+            journals[entry.run_id].append(entry)
+        return journals
+
+    async def last_context(self, run_id: str) -> bytes | None:
+        """The payload of the newest entry that carries a context, or None when no step has succeeded yet."""
+
+        async def read() -> list[Document]:
+            return await self._collection.find(
+                {
+                    **journal_filter([run_id]),
+                    "kind": {"$in": [Kind.STEP_SUCCEEDED, Kind.PROBE_SUCCEEDED]},
+                    "payload": {"$exists": True},
+                },
+                sort=[("_id", -1)],
+                limit=1,
+            ).to_list(None)
+
+        found = await self._patience.call("read result", read)
+        return bytes(found[0]["payload"]) if found else None
+
+    async def _is_ours(self, entry: Entry) -> bool:
+        # A majority read: our entry may stand on the primary alone and vanish with it. Not yet visible therefore
+        # means "ask again", and the retry inserts it anew should it have been rolled back.
+        found = await self._collection.find_one({"_id": _key(entry)}, {"token": 1})
+        if found is None:
+            raise errors.AutoReconnect("an entry with this number exists and is not yet on a majority")
+        return bool(found["token"] == entry.token)
+
+
+def journal_filter(run_ids: Iterable[str]) -> Document:
+    """One range of `_id` per run: the primary key serves every read of the journal, so it is the only index."""
+    ranges = [
+        {"_id": {"$gte": {"run": run_id, "seq": 0}, "$lt": {"run": run_id, "seq": _SEQ_END}}} for run_id in run_ids
+    ]
+    return ranges[0] if len(ranges) == 1 else {"$or": ranges}
+
+
+def _key(entry: Entry) -> Document:
+    # The order of the two names is part of the key: ranges compare embedded documents field by field.
+    return {"run": entry.run_id, "seq": entry.seq}
+
+
+_OPTIONAL: Final = (
+    ("step", "step"),
+    ("try_number", "try"),
+    ("next", "next"),
+    ("due_at", "due_at"),
+    ("cause", "cause"),
+    ("taken_from", "taken_from"),
+    ("payload", "payload"),
+)
+
+
+def _to_document(entry: Entry) -> Document:
+    document: Document = {
+        "_id": _key(entry),
+        "kind": entry.kind,
+        "at": entry.at,
+        "attempt": entry.attempt,
+        "worker": entry.worker,
+        "token": entry.token,
+    }
+    for attribute, name in _OPTIONAL:
+        value = getattr(entry, attribute)
+        if value is not None:
+            document[name] = value
+    if entry.in_doubt:
+        document["in_doubt"] = True
+    return document
+
+
+def _from_document(document: Document) -> Entry:
+    payload = document.get("payload")
+    cause, taken_from = document.get("cause"), document.get("taken_from")
+    return Entry(
+        run_id=document["_id"]["run"],
+        seq=document["_id"]["seq"],
+        kind=Kind(document["kind"]),
+        at=document["at"],
+        attempt=document["attempt"],
+        worker=document["worker"],
+        token=document["token"],
+        step=document.get("step"),
+        try_number=document.get("try"),
+        next=document.get("next"),
+        due_at=document.get("due_at"),
+        in_doubt=document.get("in_doubt", False),
+        cause=Cause(cause) if cause is not None else None,
+        taken_from=State(taken_from) if taken_from is not None else None,
+        payload=bytes(payload) if payload is not None else None,
+    )

@@ -1,0 +1,446 @@
+"""The runs collection: one document per run, with its state, its lease and what it was started with.
+
+Every write by a run's holder carries the claim token in its filter, so a holder that lost its lease changes nothing and
+is told so by FenceLost. Every write that changes the state also names the states it may come from, derived from the
+state table. All of them are safe to repeat after a lost reply.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any, Final
+
+from pymongo import errors
+from pymongo.asynchronous.client_session import AsyncClientSession
+
+from sagas_store.drivers import Collection, Document
+from sagas_store.errors import FenceLost, RecordTooLarge, RunExists
+from sagas_store.faults import Patience
+from sagas_store.states import Phase, State, check_move, origins_of
+
+__all__ = ["RUNS_SPEC_NAME", "Claim", "Held", "NewRun", "RunPosition", "RunRecord", "Runs"]
+
+RUNS_SPEC_NAME: Final = "runs"
+_CLAIMABLE: Final = sorted(origins_of(State.RUNNING))
+_CLAIM_ROUNDS: Final = 3
+"""How often one claim looks for further candidates after losing some to another worker; then the next poll is due."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewRun:
+    """What a run is started with."""
+
+    run_id: str
+    saga: str
+    version: int
+    fingerprint: str
+    input: bytes
+    created_at: datetime
+    due_at: datetime
+    key: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """The right to drive a run, proven by `token`; all runs claimed in one batch share it."""
+
+    token: str
+    worker: str
+    attempt: int
+    taken_from: State
+    """`pending`: fresh, parked or handed back. `running`: the lease of the attempt before had lapsed."""
+    at: datetime
+    """The server's clock when the claim was made."""
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """Why a run is held, in words without payloads, and since when."""
+
+    reason: str
+    since: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunRecord:
+    """A run as the database has it. Times are the server's, aware UTC."""
+
+    run_id: str
+    saga: str
+    version: int
+    fingerprint: str
+    key: str | None
+    state: State
+    phase: Phase
+    attempts: int
+    created_at: datetime
+    due_at: datetime | None
+    settled_at: datetime | None
+    gate_passed_at: datetime | None
+    claim: Claim | None
+    """The claim it is held under, or the last one."""
+    held: Held | None
+    input: bytes | None
+    """None where the question did not ask for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunPosition:
+    """A place in the list of runs, newest first: the page continues after it."""
+
+    created_at: datetime
+    run_id: str
+
+
+class Runs:
+    """Every question put to the runs collection."""
+
+    def __init__(self, collection: Collection, patience: Patience) -> None:
+        self._collection = collection
+        self._patience = patience
+
+    # ---------------------------------------------------------------- starting
+
+    async def insert(self, run: NewRun) -> None:
+        """Make a new run durable on a majority. Raises RunExists (also on a repeat whose first reply was lost)."""
+        document = _new_document(run)
+
+        async def insert() -> None:
+            await self._collection.insert_one(document)
+
+        try:
+            await self._patience.call("start", insert)
+        except errors.DuplicateKeyError as error:
+            raise RunExists(run.run_id) from error
+        except errors.DocumentTooLarge as error:
+            raise RecordTooLarge(run.run_id, "start") from error
+
+    async def insert_in(self, session: AsyncClientSession, run: NewRun) -> None:
+        """Start `run` inside the caller's transaction. Raises RunExists, before the transaction is spoilt by it.
+
+        Driver errors pass through, so that the caller's own retry of the transaction works.
+        """
+        if await self._collection.find_one({"_id": run.run_id}, {"_id": 1}, session=session) is not None:
+            raise RunExists(run.run_id)
+        try:
+            await self._collection.insert_one(_new_document(run), session=session)
+        except errors.DuplicateKeyError as error:
+            raise RunExists(run.run_id) from error
+
+    async def insert_many(self, runs: Sequence[NewRun]) -> set[str]:
+        """Make many new runs durable in one write; returns the ids that existed before."""
+        documents = [_new_document(run) for run in runs]
+
+        async def insert() -> set[str]:
+            try:
+                await self._collection.insert_many(documents, ordered=False)
+            except errors.BulkWriteError as error:
+                failed = error.details.get("writeErrors", [])
+                if error.details.get("writeConcernErrors") or any(one["code"] != 11000 for one in failed):
+                    raise
+                return {documents[one["index"]]["_id"] for one in failed}
+            return set()
+
+        return await self._patience.call("start many", insert)
+
+    # ---------------------------------------------------------------- claiming
+
+    async def claim_due(
+        self, definitions: Sequence[tuple[str, int]], *, token: str, worker: str, lease: timedelta, limit: int
+    ) -> list[RunRecord]:
+        """Take up to `limit` runs of the (saga, version) pairs that are due, the longest due first, under one token.
+
+        Two workers never hold one run: the stamp is one guarded update, and only what it stamped is read back. Losing
+        candidates to another worker means looking for further ones, a few times. Leases end at server time + `lease`.
+        """
+        claimed: list[RunRecord] = []
+        for _ in range(_CLAIM_ROUNDS):
+            wanted = limit - len(claimed)
+            candidates = await self._due_ids(definitions, wanted)
+            if candidates:
+                claimed += await self._stamp(candidates, token, worker, lease)
+            if len(candidates) < wanted or len(claimed) >= limit:
+                break
+        return claimed
+
+    async def _due_ids(self, definitions: Sequence[tuple[str, int]], limit: int) -> list[str]:
+        async def find() -> list[Document]:
+            return await self._collection.find(
+                due_filter(definitions), {"_id": 1}, sort=[("due_at", 1)], limit=limit
+            ).to_list(None)
+
+        return [found["_id"] for found in await self._patience.call("find due runs", find)]
+
+    async def _stamp(self, run_ids: list[str], token: str, worker: str, lease: timedelta) -> list[RunRecord]:
+        ours = {"_id": {"$in": run_ids}, "claim.token": token}
+
+        async def stamp() -> int:
+            done = await self._collection.update_many(
+                {
+                    "_id": {"$in": run_ids},
+                    "state": {"$in": _CLAIMABLE},
+                    # By the server's clock at the moment of writing: what another worker just leased is no longer due.
+                    "$expr": {"$lte": ["$due_at", "$$NOW"]},
+                },
+                [
+                    {
+                        "$set": {
+                            "state": State.RUNNING,
+                            "due_at": _from_now(lease),
+                            "attempts": {"$add": ["$attempts", 1]},
+                            "claim": {"token": token, "worker": worker, "taken_from": "$state", "at": "$$NOW"},
+                        }
+                    }
+                ],
+            )
+            return done.matched_count
+
+        # Repeated after a lost reply it matches nothing: what we stamped is no longer due. The token still finds it.
+        await self._patience.call("claim", stamp)
+
+        async def read_back() -> list[Document]:
+            return await self._collection.find(ours, sort=[("due_at", 1)]).to_list(None)
+
+        return [_record(document) for document in await self._patience.call("read claimed runs", read_back)]
+
+    async def next_due_at(self, definitions: Sequence[tuple[str, int]]) -> datetime | None:
+        """When the next run of these definitions is due (it may be in the past), or None when none ever is."""
+
+        async def find() -> list[Document]:
+            return await self._collection.find(
+                next_due_filter(definitions), {"due_at": 1}, sort=[("due_at", 1)], limit=1
+            ).to_list(None)
+
+        found = await self._patience.call("find next due run", find)
+        return found[0]["due_at"] if found else None
+
+    # ---------------------------------------------------------------- holding
+
+    async def renew(self, held: dict[str, str], *, lease: timedelta) -> set[str]:
+        """Push the end of every lease in `held` (run id -> token) to server time + `lease`, in one trip.
+
+        Returns the ids that are no longer held under their token: stop working on those, write nothing.
+        """
+        mine = {
+            "_id": {"$in": list(held)},
+            "claim.token": {"$in": sorted(set(held.values()))},
+            "state": State.RUNNING,
+        }
+
+        async def push() -> int:
+            done = await self._collection.update_many(mine, [{"$set": {"due_at": _from_now(lease)}}])
+            return done.matched_count
+
+        if await self._patience.call("renew", push) == len(held):
+            return set()
+
+        async def read() -> list[Document]:
+            return await self._collection.find(mine, {"claim.token": 1}).to_list(None)
+
+        kept = {
+            found["_id"]
+            for found in await self._patience.call("read renewed", read)
+            if found["claim"]["token"] == held[found["_id"]]
+        }
+        return set(held) - kept
+
+    async def pass_gate(self, run: RunRecord) -> None:
+        """Record that the pivot may now begin. Raises FenceLost. Repeating keeps the first time."""
+        since = {"$ifNull": ["$gate_passed_at", "$$NOW"]}
+        await self._as_holder(run, "pass the gate", {"gate_passed_at": since, "phase": Phase.PAST_GATE})
+
+    async def show_rolling_back(self, run: RunRecord) -> None:
+        """Show in lists that the run is rolling back; the journal says so already. Raises FenceLost."""
+        await self._as_holder(run, "show rolling back", {"phase": Phase.ROLLING_BACK})
+
+    async def _as_holder(self, run: RunRecord, operation: str, changes: Document) -> None:
+        mine = {"_id": run.run_id, "claim.token": _claim_of(run).token, "state": State.RUNNING}
+
+        async def write() -> bool:
+            return (await self._collection.update_one(mine, [{"$set": changes}])).matched_count == 1
+
+        if not await self._patience.call(operation, write):
+            raise FenceLost(run.run_id, operation)
+
+    # ---------------------------------------------------------------- letting go
+
+    async def park(self, run: RunRecord, *, wait: timedelta) -> None:
+        """Free the worker: the run is pending again, due at server time + `wait`. Zero hands it back at once."""
+        await self._let_go(run, State.PENDING, {"due_at": _from_now(wait)}, ())
+
+    async def settle(self, run: RunRecord, state: State) -> None:
+        """The end of the run. The journal must prove `state` before this is called."""
+        await self._let_go(run, state, {"settled_at": "$$NOW"}, ("due_at",))
+
+    async def hold(self, run: RunRecord, state: State, reason: str) -> None:
+        """Put the run aside for an operator. `reason` is stored in the clear: no payload in it."""
+        held = {"reason": {"$literal": reason}, "since": "$$NOW"}
+        await self._let_go(run, state, {"held": held}, ("due_at",))
+
+    async def _let_go(self, run: RunRecord, state: State, changes: Document, removed: Sequence[str]) -> None:
+        token = _claim_of(run).token
+        pipeline: list[Document] = [{"$set": {"state": state, **changes}}]
+        if removed:
+            pipeline.append({"$unset": list(removed)})
+
+        async def write() -> bool:
+            done = await self._collection.update_one(
+                {
+                    "_id": run.run_id,
+                    "claim.token": token,  # the fence: a claim made since has its own token
+                    # Ours only while running. Pending under our token is our own park whose reply was lost.
+                    "state": State.RUNNING,
+                },
+                pipeline,
+            )
+            if done.matched_count:
+                return True
+            # The token stays on the document, so a repeat whose first reply was lost recognises its own work.
+            return (
+                await self._collection.find_one({"_id": run.run_id, "claim.token": token, "state": state}, {"_id": 1})
+                is not None
+            )
+
+        check_move(State.RUNNING, state)
+        if not await self._patience.call(f"move to {state}", write):
+            raise FenceLost(run.run_id, f"move to {state}")
+
+    # ---------------------------------------------------------------- reading
+
+    async def get(self, run_id: str) -> RunRecord | None:
+        """The run as a majority has it, its input included."""
+        return (await self.get_many([run_id])).get(run_id)
+
+    async def get_many(self, run_ids: Sequence[str]) -> dict[str, RunRecord]:
+        """Runs by id, their inputs included; unknown ids are left out."""
+
+        async def read() -> list[Document]:
+            return await self._collection.find({"_id": {"$in": list(run_ids)}}).to_list(None)
+
+        return {found["_id"]: _record(found) for found in await self._patience.call("read runs", read)}
+
+    async def at_rest(self, run_ids: Sequence[str]) -> list[str]:
+        """Which of these runs are held or settled: no worker moves them on."""
+
+        async def read() -> list[Document]:
+            return await self._collection.find(at_rest_filter(run_ids), {"_id": 1}).to_list(None)
+
+        return [found["_id"] for found in await self._patience.call("read states", read)]
+
+    async def page(
+        self, *, states: Iterable[State], saga: str | None, after: RunPosition | None, limit: int
+    ) -> list[RunRecord]:
+        """Runs in these states, newest first, from `after` on, without their inputs."""
+
+        async def read() -> list[Document]:
+            return await self._collection.find(
+                page_filter(states, saga, after), {"input": 0}, sort=PAGE_ORDER, limit=limit
+            ).to_list(None)
+
+        return [_record(found) for found in await self._patience.call("list runs", read)]
+
+
+# ----------------------------------------------------------- the filters, named so that each plan can be explained
+
+
+def due_filter(definitions: Sequence[tuple[str, int]]) -> Document:
+    """Runs of these definitions that are due by the server's clock. Held and settled runs have no `due_at`."""
+    return {
+        "$or": [
+            {
+                "saga": saga,
+                "version": version,
+                "due_at": {"$exists": True},  # lets the planner use the partial index
+                "$expr": {"$lte": ["$due_at", "$$NOW"]},
+            }
+            for saga, version in definitions
+        ]
+    }
+
+
+def next_due_filter(definitions: Sequence[tuple[str, int]]) -> Document:
+    """Runs of these definitions that any worker will ever claim."""
+    return {"$or": [{"saga": saga, "version": version, "due_at": {"$exists": True}} for saga, version in definitions]}
+
+
+def at_rest_filter(run_ids: Sequence[str]) -> Document:
+    """Those of the runs that no worker moves on."""
+    return {"_id": {"$in": list(run_ids)}, "due_at": {"$exists": False}}
+
+
+PAGE_ORDER: Final = [("created_at", -1), ("_id", -1)]
+
+
+def page_filter(states: Iterable[State], saga: str | None, after: RunPosition | None) -> Document:
+    """Runs in these states (a merge of one index range each), after a position."""
+    filter_: Document = {"state": {"$in": sorted(states)}}
+    if saga is not None:
+        filter_["saga"] = saga
+    if after is not None:
+        filter_["created_at"] = {"$lte": after.created_at}
+        filter_["$or"] = [{"created_at": {"$lt": after.created_at}}, {"_id": {"$lt": after.run_id}}]
+    return filter_
+
+
+# -------------------------------------------------------------------- documents
+
+
+def _from_now(wait: timedelta) -> Document:
+    return {"$add": ["$$NOW", int(wait / timedelta(milliseconds=1))]}
+
+
+def _claim_of(run: RunRecord) -> Claim:
+    if run.claim is None:
+        raise ValueError(f"run {run.run_id} was not claimed: only its holder writes to it")
+    return run.claim
+
+
+def _new_document(run: NewRun) -> Document:
+    document: Document = {
+        "_id": run.run_id,
+        "saga": run.saga,
+        "version": run.version,
+        "fingerprint": run.fingerprint,
+        "state": State.PENDING,
+        "phase": Phase.FORWARD,
+        "attempts": 0,
+        "created_at": run.created_at,
+        "due_at": run.due_at,
+        "input": run.input,
+    }
+    if run.key is not None:
+        document["key"] = run.key
+    return document
+
+
+def _record(document: Document) -> RunRecord:
+    claim: Any = document.get("claim")
+    held: Any = document.get("held")
+    payload = document.get("input")
+    return RunRecord(
+        run_id=document["_id"],
+        saga=document["saga"],
+        version=document["version"],
+        fingerprint=document["fingerprint"],
+        key=document.get("key"),
+        state=State(document["state"]),
+        phase=Phase(document["phase"]),
+        attempts=document["attempts"],
+        created_at=document["created_at"],
+        due_at=document.get("due_at"),
+        settled_at=document.get("settled_at"),
+        gate_passed_at=document.get("gate_passed_at"),
+        claim=Claim(
+            token=claim["token"],
+            worker=claim["worker"],
+            attempt=document["attempts"],
+            taken_from=State(claim["taken_from"]),
+            at=claim["at"],
+        )
+        if claim
+        else None,
+        held=Held(held["reason"], held["since"]) if held else None,
+        input=bytes(payload) if payload is not None else None,
+    )

@@ -1,0 +1,109 @@
+"""MongoStore: one application's runs and journal in one database."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from pymongo.asynchronous.client_session import AsyncClientSession
+from pymongo.asynchronous.database import AsyncDatabase
+
+from sagas_store.clock import Monotonic, ServerClock, monotonic
+from sagas_store.drivers import Document, Driver
+from sagas_store.entries import Entry
+from sagas_store.errors import FenceLost, StoreUnavailable
+from sagas_store.faults import Patience, is_worth_committing_again
+from sagas_store.journal import JOURNAL_SPEC_NAME, Journal
+from sagas_store.runs import RUNS_SPEC_NAME, Runs
+from sagas_store.schema import Schema
+from sagas_store.server import refuse_unsafe
+from sagas_store.watch import Hints
+
+if TYPE_CHECKING:
+    from motor.motor_asyncio import AsyncIOMotorDatabase
+
+__all__ = ["MongoStore"]
+
+
+class MongoStore:
+    """Runs and their journals in the collections `sagas.runs` and `sagas.journal` of a database.
+
+    Takes a database of `pymongo.AsyncMongoClient`, or of Motor. Opens nothing by itself; the application owns the
+    client and closes it. Safe to share between a client and a worker of one event loop.
+    """
+
+    def __init__(
+        self,
+        database: AsyncDatabase[Any] | AsyncIOMotorDatabase[Any],
+        *,
+        prefix: str = "sagas.",
+        patience: timedelta = timedelta(seconds=30),
+        reply: timedelta = timedelta(seconds=10),
+        monotonic: Monotonic = monotonic,
+    ) -> None:
+        """Take the database as it is; nothing is asked of the server yet.
+
+        `prefix` begins the collections' names. `patience` bounds how long an operation that does not get through is
+        repeated, `reply` how long one answer of the server is waited for.
+        """
+        self._driver = Driver(database)
+        self._patience = Patience(patience, reply)
+        runs = self._driver.collection(prefix + RUNS_SPEC_NAME)
+        self.runs = Runs(runs, self._patience)
+        self.journal = Journal(self._driver.collection(prefix + JOURNAL_SPEC_NAME), self._patience)
+        self.schema = Schema(self._driver, prefix, self._patience)
+        self.hints = Hints(self._driver, runs)
+        self.clock = ServerClock(monotonic)
+        self._ready = False
+
+    async def ready(self) -> None:
+        """Check once that the server is safe and the schema applied, and read the server's clock.
+
+        Raises UnsafeServer, SchemaMismatch or StoreUnavailable, each naming what to change.
+        """
+        if not self._ready:
+            await refuse_unsafe(self._driver, self._patience)
+            await self.schema.check()
+            self._ready = True
+        await self.sync_clock()
+
+    async def sync_clock(self) -> None:
+        """Read the server's clock unless a reading of the last minute is at hand."""
+        if self.clock.fresh:
+            return
+
+        async def hello() -> Document:
+            return await self._driver.command("hello")
+
+        self.clock.observe((await self._patience.call("read the clock", hello))["localTime"])
+
+    async def commit_together(self, body: Callable[[AsyncClientSession], Awaitable[Entry | None]]) -> Entry | None:
+        """Run `body` in a transaction, append the entry that it returns in the same one, and commit.
+
+        When `body` returns None the transaction is aborted, and nothing it wrote has happened. What `body` raises
+        aborts the transaction and passes through, except a passing fault of the transaction itself: then `body` runs
+        again in a fresh one, because nothing of the first has happened. An unknown commit is settled by reading the
+        journal: the sequence number lets at most one transaction with that entry commit, ever. Raises FenceLost,
+        StoreUnavailable.
+        """
+
+        async def once() -> Entry | None:
+            async with self._driver.session() as session:
+                await self._driver.begin(session)
+                entry = await body(session)
+                if entry is None:
+                    await session.abort_transaction()
+                    return None
+                try:
+                    await self.journal.append_in(session, entry)
+                    await self._patience.call("commit", session.commit_transaction, passes=is_worth_committing_again)
+                except (FenceLost, StoreUnavailable):
+                    # The number is taken, or the reply to the commit is lost. Either way the journal knows whether an
+                    # earlier commit of ours got through; what it holds is what happened.
+                    if (committed := await self.journal.find_own(entry)) is None:
+                        raise
+                    return committed
+                return entry
+
+        return await self._patience.transact(once)

@@ -1,0 +1,68 @@
+"""Change streams as hints: something may be worth looking at. Never the truth, and never needed for progress.
+
+Whoever listens also polls. A stream that fails is opened again, with growing pauses; while it is down, hints are
+missing and nothing else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+from pymongo.errors import PyMongoError
+
+from sagas_store.drivers import Collection, Document, Driver
+from sagas_store.states import HELD, SETTLED, State
+
+__all__ = ["Hints"]
+
+_AWAIT_MS: Final = 1000
+_PAUSE_S: Final = 0.1
+_PAUSE_MAX_S: Final = 30.0
+
+
+class Hints:
+    """The two hints that the runs collection gives."""
+
+    def __init__(self, driver: Driver, runs: Collection) -> None:
+        self._driver = driver
+        self._runs = runs
+
+    async def on_due(
+        self, sagas: Sequence[str], notice: Callable[[], None], ready: asyncio.Event | None = None
+    ) -> None:
+        """Call `notice()` whenever a run of these sagas may have become claimable. Runs until cancelled."""
+        becomes_pending = {"operationType": "update", "updateDescription.updatedFields.state": State.PENDING}
+        started = {"operationType": "insert", "fullDocument.saga": {"$in": list(sagas)}}
+        pipeline: list[Document] = [{"$match": {"$or": [started, becomes_pending]}}, {"$project": {"_id": 1}}]
+        await self._listen(pipeline, lambda _: notice(), ready)
+
+    async def on_rest(self, notice: Callable[[str], None], ready: asyncio.Event | None = None) -> None:
+        """Call `notice(run_id)` whenever a run becomes held or settled. Runs until cancelled."""
+        rest = {"$in": sorted(HELD | SETTLED)}
+        pipeline: list[Document] = [
+            {"$match": {"operationType": "update", "updateDescription.updatedFields.state": rest}},
+            {"$project": {"_id": 1, "documentKey": 1}},
+        ]
+        await self._listen(pipeline, lambda event: notice(event["documentKey"]["_id"]), ready)
+
+    async def _listen(
+        self, pipeline: Sequence[Mapping[str, Any]], notice: Callable[[Document], None], ready: asyncio.Event | None
+    ) -> None:
+        pause = _PAUSE_S
+        while True:
+            try:
+                async with self._driver.watch(self._runs, pipeline, await_ms=_AWAIT_MS) as stream:
+                    if ready is not None:
+                        ready.set()
+                    while True:
+                        event = await stream.try_next()
+                        pause = _PAUSE_S
+                        if event is not None:
+                            notice(event)
+            except PyMongoError:
+                # The server fails over, the stream's place has left the oplog, or the user may not open one: polling
+                # goes on in each case, so there is nothing to tell anybody.
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, _PAUSE_MAX_S)
