@@ -38,7 +38,7 @@ from sagas.decide import (
     next_action,
 )
 from sagas.definition import Saga, Step, StepKind
-from sagas.errors import JournalMisfit, NonRetryable, Unreadable
+from sagas.errors import FenceLost, JournalMisfit, NonRetryable, Unreadable
 from sagas.identity import compensation_key, step_key
 from sagas.lease import Lease
 from sagas.payload import NotJournalable, dump_context, dump_error, load_context
@@ -50,6 +50,9 @@ from sagas_store.runs import Claim, RunRecord
 from sagas_store.states import Phase, State
 
 __all__ = ["Attempt", "Executor", "Limits", "Parked"]
+
+_REREADS_MAX: Final = 8
+"""How often a takeover reads the journal again because the holder before is still writing to it."""
 
 Parked: Final = State.PENDING
 """What an attempt ends in when the run goes on later: parked for a retry, or handed back by a drain."""
@@ -210,24 +213,37 @@ class Attempt:
                 f"it was started as [{self.run.fingerprint}], and version {self._saga.version} of {self._saga.name} is "
                 f"now [{self._saga.fingerprint}]; a changed saga needs a new version",
             )
-        payloads: dict[int | None, bytes] = {None: self._payload}
         try:
-            for entry in self._entries:
-                self._progress = self._progress.after(entry)
-                payloads[entry.seq] = entry.payload or b""
+            await self._take_over()
         except JournalMisfit as misfit:
             return Hold(State.BROKEN, str(misfit))
-        self._payload = payloads[self._progress.context_seq]
-        self._entries = []
-        if self._claim.attempt > 1:
-            await self._append(Kind.TAKEN_OVER, taken_from=self._claim.taken_from)
-            if self._progress.rollback is not None and self.run.phase is not Phase.ROLLING_BACK:
-                await self._store.runs.show_rolling_back(self.run)  # the attempt before died on the way to it
         try:
             self._context = load_context(self._saga.context, self._payload, "the context")
         except Unreadable as error:
             return Hold(State.BROKEN, str(error))
         return None
+
+    async def _take_over(self) -> None:
+        """Fold the journal and, unless this is the first attempt, fence whoever drove the run before."""
+        payload_of: dict[int | None, bytes] = {None: self._payload}
+        for reread in range(_REREADS_MAX + 1):
+            for entry in self._entries[self._progress.seq :]:
+                self._progress = self._progress.after(entry)
+                payload_of[entry.seq] = entry.payload or b""
+            self._payload = payload_of[self._progress.context_seq]
+            if self._claim.attempt == 1:
+                break
+            try:
+                await self._append(Kind.TAKEN_OVER, taken_from=self._claim.taken_from)
+                break
+            except FenceLost:
+                # The holder before us got an entry in after we had read. It counts; ours goes after it.
+                if reread == _REREADS_MAX:
+                    raise
+                self._entries = await self._store.journal.load(self.run.run_id)
+        self._entries = []
+        if self._progress.rollback is not None and self.run.phase is not Phase.ROLLING_BACK:
+            await self._store.runs.show_rolling_back(self.run)  # the attempt before died on the way to it
 
     def _facts(self) -> Facts:
         limits = self._shared.limits

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
+from hypothesis import settings
 from motor.motor_asyncio import AsyncIOMotorClient
 from pymongo import AsyncMongoClient
 
@@ -15,6 +16,10 @@ from sagas_store import MongoStore
 from sagas_store.embedded import EmbeddedMongo
 
 DRIVERS = ("pymongo", "motor")
+
+# Hypothesis prints how to reproduce a failure, also in CI, where it would otherwise stop drawing at random.
+settings.register_profile("sagas", print_blob=True, derandomize=False, deadline=None)
+settings.load_profile("sagas")
 
 
 @pytest.fixture(scope="session")

@@ -55,7 +55,8 @@ def check_address(uri: str, *, timeout: float = 10.0) -> None:
             hello = client.admin.command("hello", read_preference=ReadPreference.NEAREST)
         except ServerSelectionTimeoutError as error:
             _raise_if_not_a_replica_set(client, hosts)
-            raise Unreachable(hosts=hosts, timeout=timeout, reason=str(error).partition(", Timeout:")[0]) from None
+            reason = str(error).partition(", Timeout:")[0].partition(" (configured timeouts")[0]
+            raise Unreachable(hosts=hosts, timeout=timeout, reason=reason) from None
         except OperationFailure as error:
             if error.code == _AUTHENTICATION_FAILED:
                 raise CredentialsRefused(hosts=hosts) from None

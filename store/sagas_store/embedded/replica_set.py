@@ -17,7 +17,7 @@ from sagas_store.embedded.node import POLL_SECONDS, Node
 ELECTION_TIMEOUT_MS: Final = 2000
 """How long a set of several nodes misses its primary before it elects another; the server's default is 10 s."""
 
-# Nodes learn of each other by heartbeat: at the server's 2 s the first majority write took 1.5 s, at 0.5 s it took 0.4 s.
+# Nodes learn of each other by heartbeat: at the server's 2 s the first majority write took 1.5 s, at 0.5 s 0.4 s.
 _HEARTBEAT_MS: Final = 500
 
 # https://github.com/mongodb/mongo/blob/master/src/mongo/base/error_codes.yml
