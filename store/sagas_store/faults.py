@@ -129,7 +129,7 @@ class Patience:
 
     @staticmethod
     def _named(operation: str, error: errors.PyMongoError) -> StoreError:
-        """The error under our name. Re-raises what the caller knows better how to read: answers, aborted transactions."""
+        """The error under our name. Re-raises what the caller reads better: answers, and aborted transactions."""
         if is_aborted_transaction(error):
             raise error
         if is_transient(error):
