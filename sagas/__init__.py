@@ -7,7 +7,7 @@ await Worker(store, [fulfil_order]).run()       finishes it, whatever dies on th
 
 from __future__ import annotations
 
-from sagas.client import Client, JournalLine, Run, RunInfo, RunPage, Start
+from sagas.client import Client, JournalLine, Run, RunInfo, RunPage, Start, StopMany
 from sagas.definition import Fate, Saga, Step, StepDefinition
 from sagas.errors import (
     DefinitionError,
@@ -16,6 +16,7 @@ from sagas.errors import (
     InvalidInput,
     KeyConflict,
     NonRetryable,
+    OperatorRefused,
     PayloadTooLarge,
     ResultTimeout,
     Retryable,
@@ -34,7 +35,9 @@ from sagas.errors import (
     UnsafeServer,
 )
 from sagas.executor import Limits
+from sagas.operator import BulkResult, Operator
 from sagas.policy import RetryPolicy
+from sagas.stopping import StopAnswer, StopOutcome, StopPreview, Undo
 from sagas.worker import Worker, WorkerOptions
 from sagas_store import MongoStore
 from sagas_store.states import HELD, OPEN, SETTLED, State
@@ -43,6 +46,7 @@ __all__ = [
     "HELD",
     "OPEN",
     "SETTLED",
+    "BulkResult",
     "Client",
     "DefinitionError",
     "ErrorDetail",
@@ -54,6 +58,8 @@ __all__ = [
     "Limits",
     "MongoStore",
     "NonRetryable",
+    "Operator",
+    "OperatorRefused",
     "PayloadTooLarge",
     "ResultTimeout",
     "RetryPolicy",
@@ -74,9 +80,14 @@ __all__ = [
     "State",
     "Step",
     "StepDefinition",
+    "StopAnswer",
+    "StopMany",
+    "StopOutcome",
+    "StopPreview",
     "StoreError",
     "StoreRefused",
     "StoreUnavailable",
+    "Undo",
     "Unreadable",
     "UnsafeServer",
     "Worker",

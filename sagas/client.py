@@ -6,8 +6,8 @@ import asyncio
 import base64
 import contextlib
 import json
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, Final, Generic, Self, TypeVar
 
@@ -30,19 +30,21 @@ from sagas.errors import (
 from sagas.executor import Limits
 from sagas.identity import run_id_of
 from sagas.payload import NotJournalable, dump_context, load_context, load_error
+from sagas.stopping import StopAnswer, StopOutcome, StopPreview, answer, dump_reason, load_reason, preview
 from sagas_store import MongoStore
 from sagas_store.entries import Cause, Entry, Kind
 from sagas_store.errors import RunExists, StoreError
-from sagas_store.runs import NewRun, RunPosition, RunRecord
-from sagas_store.states import HELD, State
+from sagas_store.runs import NewRun, RunFilter, RunPosition, RunRecord
+from sagas_store.states import HELD, OPEN, Decision, State
 
-__all__ = ["Client", "JournalLine", "Run", "RunInfo", "RunPage", "Start"]
+__all__ = ["Client", "JournalLine", "Run", "RunInfo", "RunPage", "Start", "StopMany"]
 
 C = TypeVar("C", bound=BaseModel)
 
 _KEY_MAX: Final = 512
 _BATCH_MAX: Final = 1000
 _PAGE_MAX: Final = 1000
+_STOP_BATCH: Final = 50
 _POLL_FIRST_S: Final = 0.25
 _POLL_MAX_S: Final = 5.0
 _OPEN_MAX_S: Final = 1.0
@@ -57,6 +59,7 @@ class Start(Generic[C]):
     key: str | None = None
     due_at: datetime | None = None
     delay: timedelta | None = None
+    deadline: datetime | timedelta | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +83,14 @@ class RunInfo:
     """Who holds it, or held it last."""
     held_reason: str | None
     held_since: datetime | None
+    stop: Decision | None
+    """What was decided of a stop: `cancelled`, `will_be_undone`, `refused`; None where none was asked."""
+    stop_by: str | None
+    stop_at: datetime | None
+    deadline: datetime | None
+    overdue: bool
+    """The deadline passed after the gate: the run goes on, late."""
+    restarted_from: str | None
 
     @classmethod
     def of(cls, record: RunRecord) -> RunInfo:
@@ -99,6 +110,12 @@ class RunInfo:
             worker=record.claim.worker if record.claim else None,
             held_reason=record.held.reason if record.held else None,
             held_since=record.held.since if record.held else None,
+            stop=record.stop.decision if record.stop else None,
+            stop_by=record.stop.by if record.stop else None,
+            stop_at=record.stop.asked_at if record.stop else None,
+            deadline=record.deadline,
+            overdue=record.overdue,
+            restarted_from=record.restarted_from,
         )
 
 
@@ -126,6 +143,23 @@ class JournalLine:
     due_at: datetime | None
     in_doubt: bool
     error: ErrorDetail | None
+    by: str | None
+    """Who asked, for what a person did: a stop, a resume, a verdict."""
+    reason: str | None
+
+
+@dataclass(slots=True)
+class StopMany:
+    """What a bulk stop did, or with a dry run would do."""
+
+    dry_run: bool
+    answers: dict[StopOutcome, list[str]] = field(default_factory=dict)
+    """Run ids by what the stop came to (dry run: would come to)."""
+
+    @property
+    def count(self) -> int:
+        """How many runs it was about."""
+        return sum(len(ids) for ids in self.answers.values())
 
 
 class Client:
@@ -158,17 +192,20 @@ class Client:
         key: str | None = None,
         due_at: datetime | None = None,
         delay: timedelta | None = None,
+        deadline: datetime | timedelta | None = None,
         session: Any = None,
     ) -> Run[C]:
         """Start a run, durably, and return its handle. With a `key`, at most one run of the saga ever has it.
 
         The same key with the same input returns the run that is there (`created` is False), however often and from
         wherever it is asked; with another input it raises KeyConflict. `due_at` (aware) or `delay` say when it may
-        begin; the default is now. With `session`, the run exists if and only if the caller's transaction commits.
+        begin; the default is now. `deadline` (aware, or how long from now; default: the saga's) says until when the
+        pivot must be reached, else the run is undone (`timed_out`). With `session`, the run exists if and only if the
+        caller's transaction commits.
         Raises InvalidInput, PayloadTooLarge, DefinitionError, StoreUnavailable (start again with the same key).
         """
         await self._store.ready()
-        run, read_back = self._new_run(saga, Start(context, key, due_at, delay))
+        run, read_back = self._new_run(saga, Start(context, key, due_at, delay, deadline))
         created = True
         try:
             if session is not None:
@@ -214,6 +251,7 @@ class Client:
         if key is not None and not (isinstance(key, str) and 0 < len(key) <= _KEY_MAX):
             raise InvalidInput("key", f"must be a text of 1 to {_KEY_MAX} characters")
         now = self._store.clock.now()
+        due_at = _due(now, start.due_at, start.delay)
         return NewRun(
             run_id=run_id_of(saga.name, key) if key is not None else new_token(),
             saga=saga.name,
@@ -221,8 +259,9 @@ class Client:
             fingerprint=saga.fingerprint,
             input=payload,
             created_at=now,
-            due_at=_due(now, start.due_at, start.delay),
+            due_at=due_at,
             key=key,
+            deadline=_deadline(now, due_at, start.deadline if start.deadline is not None else saga.deadline),
         ), read_back
 
     async def _same_input(self, saga: Saga[C], run: NewRun, context: BaseModel, session: Any) -> None:
@@ -265,12 +304,66 @@ class Client:
         """
         if not 1 <= limit <= _PAGE_MAX:
             raise InvalidInput("limit", f"must be from 1 to {_PAGE_MAX}")
-        found = await self._store.runs.page(
-            states=_states(state), saga=saga, after=_position(after) if after is not None else None, limit=limit + 1
-        )
+        chosen = RunFilter(states=_states(state), saga=saga)
+        position = _position(after) if after is not None else None
+        found = await self._store.runs.page(chosen, after=position, limit=limit + 1)
         page = found[:limit]
         more = len(found) > limit
         return RunPage([RunInfo.of(record) for record in page], _cursor(page[-1]) if more else None)
+
+    # ---------------------------------------------------------------- stopping
+
+    async def stop(self, run_id: str, *, by: str, reason: str) -> StopAnswer:
+        """Press Stop. The answer is final and comes at once: cancelled, will be undone, or refused, and why.
+
+        It is decided in the one write that records it: before the pivot's gate everything will be undone, after it the
+        run completes forward. Asked again, the first stop's answer comes back. Raises RunNotFound, InvalidInput, and
+        StoreUnavailable, after which asking again tells what was decided.
+        """
+        for name, value in (("by", by), ("reason", reason)):
+            if not isinstance(value, str) or not value.strip():
+                raise InvalidInput(name, "must be a text that says " + ("who asks" if name == "by" else "why"))
+        await self._store.ready()
+        first = await self._store.interventions.ask_stop(run_id, by=by, reason=dump_reason(reason))
+        return answer(await self._record(run_id), first=first)
+
+    async def preview_stop(self, run_id: str) -> StopPreview:
+        """What a stop would do now: the compensations in order, or the refusal and why. Only reads."""
+        run = await self._record(run_id)
+        return preview(run, await self._store.journal.load(run_id))
+
+    async def stop_many(
+        self,
+        *,
+        by: str,
+        reason: str,
+        saga: str | None = None,
+        key_prefix: str | None = None,
+        started_before: datetime | None = None,
+        limit: int = 100_000,
+        dry_run: bool = False,
+    ) -> StopMany:
+        """Press Stop on every run that fits and has not ended, in bounded batches; a dry run previews each."""
+        await self._store.ready()
+        chosen = RunFilter(
+            states=OPEN | HELD, saga=saga, key_prefix=key_prefix, created_before=started_before, stopped=False
+        )
+        result = StopMany(dry_run)
+        after: RunPosition | None = None
+        while result.count < limit:
+            page = await self._store.runs.page(chosen, after=after, limit=min(_STOP_BATCH, limit - result.count))
+            if not page:
+                break
+            outcomes = await asyncio.gather(*(self._stop_one(run.run_id, by, reason, dry_run=dry_run) for run in page))
+            for run, outcome in zip(page, outcomes, strict=True):
+                result.answers.setdefault(outcome, []).append(run.run_id)
+            after = RunPosition(page[-1].created_at, page[-1].run_id)
+        return result
+
+    async def _stop_one(self, run_id: str, by: str, reason: str, *, dry_run: bool) -> StopOutcome:
+        if dry_run:
+            return (await self.preview_stop(run_id)).outcome
+        return (await self.stop(run_id, by=by, reason=reason)).outcome
 
     async def journal(self, run_id: str) -> list[JournalLine]:
         """The timeline of one run, oldest first. Raises RunNotFound."""
@@ -302,21 +395,18 @@ class Client:
             return load_context(saga.context, payload if payload is not None else b"", f"run {record.run_id}: result")
         if record.held is not None and record.state in HELD:
             raise RunHeld(record.run_id, record.state, record.held.reason, record.held.since)
-        cause = next(
-            entry for entry in await self._store.journal.load(record.run_id) if entry.kind is Kind.ROLLBACK_BEGUN
-        )
-        reason, error = _REASONS[cause.cause or Cause.STEP_FAILED], None
-        if cause.step is not None:
-            error = await self._error_of(record.run_id, cause.step)
-            reason = f"step {cause.step} failed" + (f" with {error.type}" if error else "")
+        journal = await self._store.journal.load(record.run_id)
+        begun = next((entry for entry in journal if entry.kind is Kind.ROLLBACK_BEGUN), None)
+        if begun is not None and begun.step is None:
+            reason = _REASONS[begun.cause or Cause.STOP]
+            raise RunRolledBack(record.run_id, record.state, reason)
+        failed = next((entry for entry in reversed(journal) if entry.kind is Kind.STEP_FAILED), None)
+        if failed is None:  # stopped before anything ran, so there is nothing in the journal
+            raise RunRolledBack(record.run_id, record.state, _REASONS[Cause.STOP])
+        error = _line(failed).error
+        reason = f"step {failed.step} failed" + (f" with {error.type}" if error else "")
         kind = RunFailed if record.state is State.FAILED else RunRolledBack
-        raise kind(record.run_id, record.state, reason, step=cause.step, error=error)
-
-    async def _error_of(self, run_id: str, step: str) -> ErrorDetail | None:
-        for line in reversed(await self.journal(run_id)):
-            if line.step == step and line.kind is Kind.STEP_FAILED:
-                return line.error
-        return None
+        raise kind(record.run_id, record.state, reason, step=failed.step, error=error)
 
 
 _REASONS: Final = {
@@ -346,6 +436,14 @@ class Run(Generic[C]):
         RunNotFound. Many waiting at once share one change stream and one poll.
         """
         return await self._client._result(self._saga, self.run_id, timeout)  # noqa: SLF001 - one subject in two classes
+
+    async def stop(self, *, by: str, reason: str) -> StopAnswer:
+        """Press Stop; see `Client.stop`."""
+        return await self._client.stop(self.run_id, by=by, reason=reason)
+
+    async def preview_stop(self) -> StopPreview:
+        """What a stop would do now; only reads."""
+        return await self._client.preview_stop(self.run_id)
 
     async def info(self) -> RunInfo:
         """Where it stands now."""
@@ -436,11 +534,22 @@ def _due(now: datetime, due_at: datetime | None, delay: timedelta | None) -> dat
     return now + (delay or timedelta(0))
 
 
-def _states(state: State | str | Iterable[State | str] | None) -> Sequence[State]:
+def _deadline(now: datetime, due_at: datetime, deadline: datetime | timedelta | None) -> datetime | None:
+    if deadline is None:
+        return None
+    at = now + deadline if isinstance(deadline, timedelta) else deadline
+    if at.tzinfo is None:
+        raise InvalidInput("deadline", "must be aware, for instance datetime(..., tzinfo=UTC)")
+    if at <= due_at:
+        raise InvalidInput("deadline", "must be after the run may begin, else it could only time out")
+    return at
+
+
+def _states(state: State | str | Iterable[State | str] | None) -> frozenset[State]:
     if state is None:
-        return list(State)
+        return frozenset(State)
     try:
-        return [State(state)] if isinstance(state, str) else [State(one) for one in state]
+        return frozenset({State(state)} if isinstance(state, str) else map(State, state))
     except ValueError as error:
         raise InvalidInput("state", f"{error}; there are: {', '.join(State)}") from None
 
@@ -476,4 +585,6 @@ def _line(entry: Entry) -> JournalLine:
         due_at=entry.due_at,
         in_doubt=entry.in_doubt,
         error=load_error(entry.payload, what) if failed and entry.payload is not None else None,
+        by=entry.by,
+        reason=load_reason(entry.reason, what) if entry.reason is not None else None,
     )

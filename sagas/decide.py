@@ -32,6 +32,7 @@ __all__ = [
     "BeginRollback",
     "Facts",
     "Hold",
+    "NoteRefusal",
     "PassGate",
     "Perform",
     "Progress",
@@ -128,7 +129,12 @@ class Settle:
     state: State
 
 
-Action = Perform | PassGate | Refuse | Wait | BeginRollback | Hold | Settle
+@dataclass(frozen=True, slots=True)
+class NoteRefusal:
+    """Journal that a stop came too late."""
+
+
+Action = PassGate | Perform | Refuse | Wait | BeginRollback | NoteRefusal | Hold | Settle
 
 
 def intent(action: Action) -> str:
@@ -140,6 +146,8 @@ def intent(action: Action) -> str:
             return f"{Activity.STEP}:{step.name}"
         case BeginRollback(cause):
             return f"rollback:{cause}"
+        case NoteRefusal():
+            return "note:stop_refused"
         case Hold(state) | Settle(state):
             return f"{'settle' if isinstance(action, Settle) else 'hold'}:{state}"
 
@@ -159,6 +167,10 @@ class Tries:
     started: int = 0
     """How often it began, as far as the journal tells."""
 
+    def eased(self, anew: bool) -> Tries:  # noqa: FBT001 - private to this module
+        """Without a wait; with `anew`, from the start if they were spent."""
+        return Tries(started=self.started) if anew and self.spent else replace(self, due_at=None)
+
 
 @dataclass(frozen=True, slots=True)
 class StepProgress:
@@ -172,6 +184,12 @@ class StepProgress:
     step: Tries = Tries()
     probe: Tries = Tries()
     compensation: Tries = Tries()
+
+    def eased(self, *, anew: bool) -> StepProgress:
+        """Without waits; with `anew`, tries that were spent begin again."""
+        return replace(
+            self, step=self.step.eased(anew), probe=self.probe.eased(anew), compensation=self.compensation.eased(anew)
+        )
 
     def with_tries(self, activity: str, tries: Tries) -> StepProgress:
         """With the tries of one activity replaced."""
@@ -198,6 +216,8 @@ class Progress:
     """The step whose failure began the rollback."""
     begun: str | None = None
     """What the newest entry says begins next; None before the first entry."""
+    stop_refused: bool = False
+    """The journal says that a stop was refused."""
     stalled: int = 0
     last_attempt: int = 0
     last_was_takeover: bool = False
@@ -205,10 +225,15 @@ class Progress:
     @classmethod
     def of(cls, saga: Saga[Any]) -> Progress:
         """The progress of a run of `saga` with an empty journal."""
+        return cls.named(tuple(step.name for step in saga.steps))
+
+    @classmethod
+    def named(cls, names: tuple[str, ...]) -> Progress:
+        """The same, from the steps' names alone."""
         return cls(
-            names={step.name: index for index, step in enumerate(saga.steps)},
+            names={name: index for index, name in enumerate(names)},
             # The claim itself begins the first step; every other start is named by an entry.
-            steps=(StepProgress(step=Tries(started=1)), *(StepProgress() for _ in saga.steps[1:])),
+            steps=(StepProgress(step=Tries(started=1)), *(StepProgress() for _ in names[1:])),
         )
 
     def after(self, entry: Entry) -> Progress:
@@ -216,15 +241,20 @@ class Progress:
         if entry.seq != self.seq + 1:
             raise JournalMisfit(f"the journal has entry {entry.seq} where {self.seq + 1} was expected")
         taken_over = entry.kind is Kind.TAKEN_OVER
+        if entry.kind in _BY_PERSONS:
+            return replace(self._intervened(entry), seq=entry.seq, last_attempt=entry.attempt, last_was_takeover=False)
         if taken_over:
             changed = self._taken_over(entry)
+        elif entry.kind is Kind.STOP_REFUSED:
+            # Noted before what was to begin did; this entry announces it again.
+            changed = replace(self.started(self.begun, -1), stop_refused=True)
         elif entry.kind is Kind.ROLLBACK_BEGUN:
             if self.rollback is not None:
                 raise JournalMisfit(f"entry {entry.seq} begins a second rollback")
             changed = replace(self, rollback=entry.cause, turned_at=entry.step)
         else:
             changed = self._outcome(entry)
-        progressed = not taken_over and entry.kind is not Kind.INTERRUPTED
+        progressed = not taken_over and entry.kind not in (Kind.INTERRUPTED, Kind.STOP_REFUSED)
         changed = replace(
             changed,
             seq=entry.seq,
@@ -257,6 +287,37 @@ class Progress:
         activity, _, name = (begun or "").partition(":")
         return changed.doubted(self.names[name]) if activity == Activity.STEP and name in self.names else changed
 
+    def _intervened(self, entry: Entry) -> Progress:
+        """What an operator did while no worker held the run. What was to begin next still is."""
+        changed = self
+        for index, step in enumerate(self.steps):
+            changed = changed.with_step(index, step.eased(anew=entry.kind is Kind.RESUMED))
+        if entry.kind is Kind.RESUMED:
+            return replace(changed, stalled=0)
+        if entry.kind is Kind.VERDICT:
+            return changed.judged(entry)
+        return changed
+
+    def judged(self, entry: Entry) -> Progress:
+        """An operator's word on the pivot counts as its outcome."""
+        if entry.step not in self.names or self.names[entry.step] != self.succeeded or self.rollback is not None:
+            raise JournalMisfit(f"the verdict of entry {entry.seq} is on {entry.step!r}, whose turn it is not")
+        index = self.names[entry.step]
+        if entry.payload is not None:
+            return self._succeeded(index, entry)
+        spent = replace(self.steps[index].step, spent=True)
+        return self.with_step(index, replace(self.steps[index], in_doubt=False, absent=True, step=spent))
+
+    def _succeeded(self, index: int, entry: Entry) -> Progress:
+        assert entry.payload is not None
+        done = self.with_step(index, replace(self.steps[index], succeeded=True, in_doubt=False))
+        return replace(
+            done,
+            succeeded=index + 1,
+            context_seq=entry.seq,
+            payload_bytes=self.payload_bytes + len(entry.payload),
+        )
+
     def _outcome(self, entry: Entry) -> Progress:
         activity, outcome = _MEANING[entry.kind]
         if entry.step not in self.names:
@@ -277,14 +338,7 @@ class Progress:
             case "succeeded" if entry.payload is None:  # a probe: it did not happen
                 return self.with_step(index, replace(step, absent=True, probe=Tries(started=step.probe.started)))
             case "succeeded":
-                done = self.with_step(index, replace(step, succeeded=True, in_doubt=False))
-                assert entry.payload is not None
-                return replace(
-                    done,
-                    succeeded=index + 1,
-                    context_seq=entry.seq,
-                    payload_bytes=self.payload_bytes + len(entry.payload),
-                )
+                return self._succeeded(index, entry)
         tries: Tries = getattr(step, activity)
         failed = replace(
             tries,
@@ -313,6 +367,8 @@ class Progress:
         return replace(self, steps=(*self.steps[:index], step, *self.steps[index + 1 :]))
 
 
+_BY_PERSONS: Final = frozenset({Kind.RESUMED, Kind.VERDICT, Kind.RETRIED_NOW})
+
 _ACTIVITIES: Final = frozenset(activity.value for activity in Activity)
 
 _MEANING: Final = {
@@ -339,6 +395,9 @@ class Facts:
     gate_passed: bool = False
     """The pivot has begun, or may have: from here on no stop and no deadline turns the run back."""
     stop_asked: bool = False
+    """A stop was recorded before the gate."""
+    stop_refused: bool = False
+    """A stop was recorded after the gate, and the journal has to say so."""
     deadline: datetime | None = None
     bytes_left: int | None = None
     """How many more bytes of contexts this run may journal; None for no limit."""
@@ -348,6 +407,8 @@ class Facts:
 
 def next_action(saga: Saga[Any], progress: Progress, facts: Facts, now: datetime) -> Action:
     """What to do now. Total: every journal that fits its definition has exactly one answer."""
+    if facts.stop_refused and not progress.stop_refused:
+        return NoteRefusal()
     if progress.stalled >= STALLED_MAX:
         where = f" in {progress.begun}" if progress.begun else ""
         return Hold(
@@ -377,7 +438,7 @@ def _forward(saga: Saga[Any], progress: Progress, facts: Facts, now: datetime) -
     # Once a step before the pivot is spent the run turns back, and its compensation finds out what there is to undo.
     ask = in_doubt and step.question is not None and not (did.absent or did.probe.spent)
     if did.step.spent and (can_turn_back or not ask):
-        return _spent(step, did, in_doubt=in_doubt)
+        return _spent(saga, step, did, in_doubt=in_doubt)
     activity, tries = (Activity.PROBE, did.probe) if ask else (Activity.STEP, did.step)
     action = Perform(activity, step, tries.started)
     due_at = max((due for due in (did.step.due_at, did.probe.due_at) if due is not None), default=now)
@@ -393,13 +454,15 @@ def _in_doubt(step: StepDefinition[Any], did: StepProgress) -> bool:
     return did.in_doubt and not step.transactional
 
 
-def _spent(step: StepDefinition[Any], did: StepProgress, *, in_doubt: bool) -> Action:
+def _spent(saga: Saga[Any], step: StepDefinition[Any], did: StepProgress, *, in_doubt: bool) -> Action:
     """A step's tries are over."""
     if step.kind is StepKind.FORWARD:
         return Hold(State.FORWARD_INCOMPLETE, f"{step.name} failed for good after the pivot ({did.step.failed} tries)")
     if step.kind is StepKind.PIVOT and in_doubt and not did.absent:
         how = "its probe failed too" if step.question is not None else "it has no probe"
         return Hold(State.IN_DOUBT, f"whether {step.name} (the pivot) happened is unknown, and {how}")
+    if saga.plain:
+        return Settle(State.FAILED)
     return BeginRollback(Cause.STEP_FAILED, step.name)
 
 
@@ -438,8 +501,6 @@ def _backward(saga: Saga[Any], progress: Progress, now: datetime) -> Action:
     if failed:
         return Hold(State.COMPENSATION_FAILED, f"still to be undone: {', '.join(failed)}")
     assert progress.rollback is not None
-    if progress.rollback is Cause.STEP_FAILED and saga.plain:
-        return Settle(State.FAILED)
     return Settle(_SETTLES_AS[progress.rollback])
 
 

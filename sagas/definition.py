@@ -7,6 +7,7 @@ step and the fix.
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import inspect
 import re
@@ -35,6 +36,7 @@ ProbeFunction = Callable[[C, "Step[Any]"], Awaitable[C | None] | C | None]
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,63}")
 _STEPS_MAX: Final = 100
 DEFAULT_TIMEOUT: Final = timedelta(seconds=60)
+STOP_GRACE: Final = timedelta(seconds=10)
 
 
 class Fate(StrEnum):
@@ -62,6 +64,9 @@ class Step(Generic[R]):
     Give it to whoever carries out the effect, so that a repeated request has the effect once."""
     resources: R
     """The worker's `resources`: connections, clients, settings."""
+    stop_asked: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when a stop is asked that will be honoured, or the deadline passes: a step may look at it, or wait for it,
+    and finish early. After the step's `stop_grace` it is broken off."""
     fate: Fate = Fate.KNOWN
     """For compensations: whether the step's effect is known to have happened."""
     session: Any = None
@@ -107,6 +112,8 @@ class StepDefinition(Generic[C]):
     kind: StepKind
     forward: Part
     transactional: bool
+    stop_grace: timedelta
+    """How long a step in hand may go on once a stop is asked, before it is broken off and counts as in doubt."""
     undo: Part | None = field(default=None)
     question: Part | None = field(default=None)
 
@@ -175,7 +182,13 @@ class Saga(Generic[C]):
     steps' names, kinds or order change: runs of the old version wait for a worker that still serves it.
     """
 
-    def __init__(self, name: str, context: type[C], *, version: int = 1) -> None:
+    def __init__(
+        self, name: str, context: type[C], *, version: int = 1, deadline: float | timedelta | None = None
+    ) -> None:
+        """Name it, and give the type of its context.
+
+        `deadline`: how long after its start a run may take to reach its pivot; then it is undone (`timed_out`).
+        """
         if not isinstance(name, str) or not _NAME.fullmatch(name):
             raise DefinitionError(str(name), None, _name_problem("a saga"))
         if not (inspect.isclass(context) and issubclass(context, BaseModel)):
@@ -186,6 +199,11 @@ class Saga(Generic[C]):
         self.context: Final = context
         self.version: Final = version
         self._steps: list[StepDefinition[C]] = []
+        self.deadline: Final = _duration(deadline) if deadline is not None else None
+        if deadline is not None and (self.deadline is None or self.deadline <= timedelta(0)):
+            raise DefinitionError(
+                name, None, f"the deadline must be seconds or a timedelta above zero, not {deadline!r}"
+            )
         self._frozen = False
 
     def __repr__(self) -> str:
@@ -205,6 +223,7 @@ class Saga(Generic[C]):
         timeout: float | timedelta | None = DEFAULT_TIMEOUT,
         no_compensation: bool = False,
         transactional: bool = False,
+        stop_grace: float | timedelta = STOP_GRACE,
     ) -> Callable[[StepFunction[C]], StepDefinition[C]]: ...
     def step(
         self,
@@ -216,6 +235,7 @@ class Saga(Generic[C]):
         timeout: float | timedelta | None = DEFAULT_TIMEOUT,
         no_compensation: bool = False,
         transactional: bool = False,
+        stop_grace: float | timedelta = STOP_GRACE,
     ) -> Any:
         """Declare the next step. Before the pivot it needs a compensation, or `no_compensation=True`.
 
@@ -233,7 +253,7 @@ class Saga(Generic[C]):
                 raise DefinitionError(
                     self.name, _name_of(function, name), "after the pivot nothing is compensated; drop no_compensation"
                 )
-            return self._add(function, name, kind, retry, timeout, transactional=transactional)
+            return self._add(function, name, kind, retry, timeout, transactional=transactional, stop_grace=stop_grace)
 
         return declare if function is None else declare(function)
 
@@ -323,6 +343,7 @@ class Saga(Generic[C]):
         timeout: float | timedelta | None,
         *,
         transactional: bool,
+        stop_grace: float | timedelta = STOP_GRACE,
     ) -> StepDefinition[C]:
         name = _name_of(function, name)
         self.require_open(name)
@@ -334,7 +355,12 @@ class Saga(Generic[C]):
             raise DefinitionError(self.name, name, f"a saga has at most {_STEPS_MAX} steps")
         default = FORWARD_RETRY if kind is StepKind.FORWARD else STEP_RETRY
         part = _part(self, name, "step", function, retry=retry or default, timeout=timeout)
-        step = StepDefinition(saga=self, name=name, kind=kind, forward=part, transactional=transactional)
+        grace = _duration(stop_grace)
+        if grace is None or grace < timedelta(0):
+            raise DefinitionError(self.name, name, f"stop_grace must be seconds or a timedelta, not {stop_grace!r}")
+        step = StepDefinition(
+            saga=self, name=name, kind=kind, forward=part, transactional=transactional, stop_grace=grace
+        )
         if transactional and part.in_thread:
             raise DefinitionError(
                 self.name, name, "a transactional step must be async: its session belongs to the loop"
@@ -359,11 +385,17 @@ def _part(
         _check_annotation(function, saga.context, wrong)
     if not isinstance(retry, RetryPolicy):
         raise wrong(f"needs a RetryPolicy for retry=, not {retry!r}")
-    if isinstance(timeout, int | float) and not isinstance(timeout, bool):
-        timeout = timedelta(seconds=timeout)
-    if timeout is not None and (not isinstance(timeout, timedelta) or timeout <= timedelta(0)):
+    limit = _duration(timeout) if timeout is not None else None
+    if timeout is not None and (limit is None or limit <= timedelta(0)):
         raise wrong(f"needs a timeout above zero, in seconds or as a timedelta, not {timeout!r}")
-    return Part(function, retry, timeout, in_thread=not inspect.iscoroutinefunction(call))
+    return Part(function, retry, limit, in_thread=not inspect.iscoroutinefunction(call))
+
+
+def _duration(value: object) -> timedelta | None:
+    """Seconds or a timedelta as a timedelta; None for anything else."""
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return timedelta(seconds=value)
+    return value if isinstance(value, timedelta) else None
 
 
 def _check_annotation(function: Any, context: type[BaseModel], wrong: Callable[[str], DefinitionError]) -> None:

@@ -7,6 +7,7 @@
     │   ├── KeyConflict        the key was used before, with another input
     │   └── PayloadTooLarge    the context is over the limit
     ├── RunNotFound            no run has this id
+    ├── OperatorRefused        an operator's verb does not apply to this run now; the reason is named
     ├── Unreadable             stored bytes are not what they should be
     ├── ResultTimeout          the run has not come to rest within the timeout; it goes on
     ├── RunDidNotComplete      the run came to rest otherwise than completed
@@ -45,6 +46,7 @@ __all__ = [
     "JournalMisfit",
     "KeyConflict",
     "NonRetryable",
+    "OperatorRefused",
     "PayloadTooLarge",
     "ResultTimeout",
     "Retryable",
@@ -125,6 +127,16 @@ class RunNotFound(SagaError):
     def __init__(self, run_id: str) -> None:
         super().__init__(f"run {run_id}: not found")
         self.run_id = run_id
+
+
+class OperatorRefused(SagaError):
+    """The verb does not apply to this run as it stands: `why` says so. Nothing was changed."""
+
+    def __init__(self, run_id: str, state: State, why: str) -> None:
+        super().__init__(f"run {run_id} is {state}: {why}")
+        self.run_id = run_id
+        self.state = state
+        self.why = why
 
 
 class Unreadable(SagaError):

@@ -13,6 +13,7 @@ nothing itself. Three rules keep it honest:
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
 from collections.abc import Mapping
 from concurrent.futures import Executor as ThreadPool
@@ -22,11 +23,13 @@ from typing import Any, Final
 
 from pydantic import BaseModel
 
+from sagas.clock import Monotonic
 from sagas.decide import (
     Activity,
     BeginRollback,
     Facts,
     Hold,
+    NoteRefusal,
     PassGate,
     Perform,
     Progress,
@@ -37,17 +40,19 @@ from sagas.decide import (
     intent,
     next_action,
 )
-from sagas.definition import Saga, Step, StepKind
+from sagas.definition import Part, Saga, Step, StepKind
 from sagas.errors import FenceLost, JournalMisfit, NonRetryable, Unreadable
 from sagas.identity import compensation_key, step_key
 from sagas.lease import Lease
 from sagas.payload import NotJournalable, dump_context, dump_error, load_context
 from sagas.policy import Failure
 from sagas_store import MongoStore
-from sagas_store.entries import Entry, Kind
+from sagas_store.clock import EPOCH
+from sagas_store.entries import Cause, Entry, Kind
+from sagas_store.errors import StopFirst
 from sagas_store.faults import is_aborted_transaction
-from sagas_store.runs import Claim, RunRecord
-from sagas_store.states import Phase, State
+from sagas_store.runs import Claim, RunRecord, Stop
+from sagas_store.states import Decision, Phase, State
 
 __all__ = ["Attempt", "Executor", "Limits", "Parked"]
 
@@ -100,6 +105,7 @@ class Executor:
         threads: ThreadPool,
         limits: Limits,
         park_after: timedelta,
+        monotonic: Monotonic,
     ) -> None:
         """`park_after`: a wait longer than this frees the worker."""
         self.store = store
@@ -109,6 +115,7 @@ class Executor:
         self.threads = threads
         self.limits = limits
         self.park_after = park_after
+        self.monotonic = monotonic
 
     def attempt(self, run: RunRecord, entries: list[Entry], lease: Lease) -> Attempt:
         """One attempt at a claimed run with this journal."""
@@ -133,20 +140,30 @@ class Attempt:
         self._context: BaseModel | None = None
         """The context of `_payload`, not yet handed out. A step may change it in place, so each try gets its own."""
         self._scope: asyncio.Timeout | None = None
-        self._draining = asyncio.Event()
-        self._in_hand: Activity | None = None
+        self._deadline_over = False
+        self._stop: Stop | None = run.stop
+        """The stop as far as it has been read; `_news` says that there is one to read."""
+        self._news = False
+        self._draining = False
+        self._nudge = asyncio.Event()
+        """Ends a wait early: there is news, or a drain."""
+        self._in_hand: Perform | None = None
+        self._overstays_at: float | None = None
+        """By the monotonic clock: when the function in hand should have ended, timed out or broken off."""
+        self._stop_asked = asyncio.Event()
         self._broken_off = False
 
     # ---------------------------------------------------------------- told by the worker
 
     def drain(self) -> None:
         """Finish what is in hand, then hand the run back."""
-        self._draining.set()
+        self._draining = True
+        self._nudge.set()
 
     def interrupt(self) -> None:
         """Break off the step in hand, then hand the run back. A compensation is left to finish."""
         self.drain()
-        if self._in_hand is not Activity.COMPENSATION:
+        if self._in_hand is not None and self._in_hand.activity is not Activity.COMPENSATION:
             self._break_off()
 
     def lose(self) -> None:
@@ -155,10 +172,34 @@ class Attempt:
         self.drain()
         self._break_off()
 
-    def _break_off(self) -> None:
-        if self._scope is not None and not self._scope.expired():
-            self._broken_off = True
-            self._scope.reschedule(0)
+    def notice_stop(self) -> None:
+        """A stop was recorded on the run: read it, and act on it. Telling twice does no harm."""
+        if self._stop is None and not self._news:
+            self._news = True
+            self._nudge.set()
+            self._turn_back_soon()
+
+    def overstays(self, now: float, patience: timedelta) -> bool:
+        """Whether the function in hand should have ended longer than `patience` ago: it swallows cancellation."""
+        return self._overstays_at is not None and now > self._overstays_at + patience.total_seconds()
+
+    def _turn_back_soon(self) -> None:
+        """The run will turn back, unless its gate is passed: tell the step in hand, break it off after its grace."""
+        action = self._in_hand
+        if self._gate_passed or action is None or action.activity is Activity.COMPENSATION:
+            return
+        self._stop_asked.set()
+        scope = self._scope
+        loop = asyncio.get_running_loop()
+        loop.call_later(action.step.stop_grace.total_seconds(), lambda: self._break_off(scope))
+
+    def _break_off(self, scope: asyncio.Timeout | None = None) -> None:
+        """Break off the function in hand; with `scope`, only if it is still that one."""
+        if self._scope is None or self._scope.expired() or (scope is not None and scope is not self._scope):
+            return
+        self._broken_off = True
+        self._overstays_at = self._shared.monotonic()
+        self._scope.reschedule(0)
 
     # ---------------------------------------------------------------- the loop
 
@@ -171,32 +212,49 @@ class Attempt:
         if (misfit := await self._load()) is not None:
             return await self._hold(misfit)
         while True:
-            action = next_action(self._saga, self._progress, self._facts(), self._now())
-            match action:
-                case Settle(state):
-                    await self._store.runs.settle(self.run, state)
-                    return state
-                case Hold():
-                    return await self._hold(action)
-                case Wait(until):
-                    if not await self._wait(until):
-                        return Parked
-                case BeginRollback() | Refuse():
-                    await self._turn_back(action)
-                case PassGate() | Perform():
-                    if self._draining.is_set():
-                        await self._store.runs.park(self.run, wait=timedelta(0))
-                        return Parked
-                    self.lease.check()
-                    await self._go_on(action)
+            try:
+                if (left_in := await self._advance()) is not None:
+                    return left_in
+            except StopFirst:
+                await self._learn()
 
-    async def _turn_back(self, action: BeginRollback | Refuse) -> None:
-        if isinstance(action, Refuse):
-            error = dump_error(NonRetryable(action.reason))
-            await self._append(Kind.STEP_FAILED, step=action.step.name, payload=error)
-            return
-        await self._append(Kind.ROLLBACK_BEGUN, cause=action.cause, step=action.step)
-        await self._store.runs.show_rolling_back(self.run)
+    async def _advance(self) -> State | None:
+        """Decide and do one thing; the state the run was left in when the attempt is over. Raises StopFirst too."""
+        if self._news:
+            await self._learn()
+        action = next_action(self._saga, self._progress, self._facts(), self._now())
+        match action:
+            case Settle(state):
+                await self._store.runs.settle(self.run, state, stop_known=self._stop is not None)
+                return state
+            case Hold():
+                return await self._hold(action)
+            case Wait(until):
+                return await self._wait(until)
+            case BeginRollback() | Refuse() | NoteRefusal():
+                await self._note(action)
+            case PassGate() | Perform():
+                if self._draining:
+                    return await self._park(timedelta(0))
+                self.lease.check()
+                await self._go_on(action)
+        return None
+
+    async def _note(self, action: BeginRollback | Refuse | NoteRefusal) -> None:
+        """Journal what was decided without anything being performed."""
+        match action:
+            case Refuse(step, reason):
+                await self._append(Kind.STEP_FAILED, step=step.name, payload=dump_error(NonRetryable(reason)))
+            case NoteRefusal():
+                assert self._stop is not None, self.run.run_id
+                stop = self._stop
+                await self._append(Kind.STOP_REFUSED, by=stop.by, reason=stop.reason, asked_at=stop.asked_at)
+            case BeginRollback(cause, step_name):
+                asked: dict[str, Any] = {}
+                if cause is Cause.STOP and self._stop is not None:
+                    asked = {"by": self._stop.by, "reason": self._stop.reason, "asked_at": self._stop.asked_at}
+                await self._append(Kind.ROLLBACK_BEGUN, cause=cause, step=step_name, **asked)
+                await self._store.runs.show_rolling_back(self.run)
 
     async def _go_on(self, action: PassGate | Perform) -> None:
         if isinstance(action, Perform):
@@ -204,6 +262,19 @@ class Attempt:
             return
         await self._store.runs.pass_gate(self.run)
         self._gate_passed = True
+
+    async def _learn(self) -> None:
+        """Read the stop that was recorded; or find that it is the deadline that shut the gate."""
+        self._news = False
+        if not self._draining:
+            self._nudge.clear()
+        record = await self._store.runs.get(self.run.run_id)
+        if record is None or record.claim is None or record.claim.token != self._claim.token:
+            raise FenceLost(self.run.run_id, "read the stop")
+        self._stop = record.stop
+        self._gate_passed = record.gate_passed_at is not None
+        # By the server's clock the gate was shut although ours, which is never ahead, had the deadline still to come.
+        self._deadline_over = record.stop is None and record.deadline is not None and not self._gate_passed
 
     async def _load(self) -> Hold | None:
         """Fold the journal, announce the takeover, and find the context; or say why the run cannot be executed."""
@@ -247,8 +318,12 @@ class Attempt:
 
     def _facts(self) -> Facts:
         limits = self._shared.limits
+        decision = self._stop.decision if self._stop is not None else None
         return Facts(
             gate_passed=self._gate_passed,
+            stop_asked=decision is Decision.WILL_BE_UNDONE,
+            stop_refused=decision is Decision.REFUSED,
+            deadline=EPOCH if self._deadline_over else self.run.deadline,
             bytes_left=limits.run_bytes_max - self._progress.payload_bytes,
             bytes_each=limits.context_bytes_max,
         )
@@ -257,21 +332,22 @@ class Attempt:
         return self._store.clock.now()
 
     async def _hold(self, hold: Hold) -> State:
-        await self._store.runs.hold(self.run, hold.state, hold.reason)
+        await self._store.runs.hold(self.run, hold.state, hold.reason, stop_known=self._stop is not None)
         return hold.state
 
-    async def _wait(self, until: datetime) -> bool:
-        """Wait here for a short while, or park the run; False when it was parked."""
+    async def _park(self, wait: timedelta) -> State:
+        await self._store.runs.park(self.run, wait=max(wait, timedelta(0)), stop_known=self._stop is not None)
+        return Parked
+
+    async def _wait(self, until: datetime) -> State | None:
+        """Wait here for a short while, or park the run."""
         wait = until - self._now()
-        if wait > self._shared.park_after or self._draining.is_set():
-            await self._store.runs.park(self.run, wait=max(wait, timedelta(0)))
-            return False
-        try:
+        if wait > self._shared.park_after or self._draining:
+            return await self._park(wait)
+        with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(wait.total_seconds()):
-                await self._draining.wait()
-        except TimeoutError:
-            pass
-        return True
+                await self._nudge.wait()
+        return None
 
     # ---------------------------------------------------------------- performing
 
@@ -285,6 +361,8 @@ class Attempt:
             return
         if isinstance(outcome, _Interrupted):
             self.lease.check()  # a lost lease interrupts too, and then nothing more is written
+            if self._news:
+                await self._learn()
             if action.activity is Activity.STEP and not action.step.transactional:
                 await self._append(Kind.INTERRUPTED, step=action.step.name, try_number=action.try_number)
             return
@@ -327,18 +405,14 @@ class Attempt:
         self._context = None
         self._broken_off = False
         scope = asyncio.timeout(part.timeout.total_seconds() if part.timeout is not None else None)
+        deadline: asyncio.TimerHandle | None = None
         try:
             async with scope:
-                self._scope, self._in_hand = scope, action.activity
-                if part.in_thread:
-                    loop = asyncio.get_running_loop()
-                    inherited = contextvars.copy_context()
-                    return _Returned(
-                        await loop.run_in_executor(
-                            self._shared.threads, lambda: inherited.run(part.function, context, step)
-                        )
-                    )
-                return _Returned(await part.function(context, step))
+                self._scope, self._in_hand = scope, action
+                if part.timeout is not None:
+                    self._overstays_at = self._shared.monotonic() + part.timeout.total_seconds()
+                deadline = self._watch_deadline()
+                return _Returned(await self._invoke(part, context, step))
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if task is not None and task.cancelling():
@@ -349,13 +423,30 @@ class Attempt:
                 raise  # the transaction's own fault: nothing of it happened, and the whole of it is tried again
             error = raised
         finally:
-            self._scope = self._in_hand = None
+            self._scope = self._in_hand = self._overstays_at = None
+            if deadline is not None:
+                deadline.cancel()
         if self._broken_off:
             return _Interrupted()
         if scope.expired() and isinstance(error, TimeoutError):
             assert part.timeout is not None
             error = TimeoutError(f"no outcome within {part.timeout.total_seconds():g} s")
         return _Raised(error, part.retry.failure(error))
+
+    async def _invoke(self, part: Part, context: BaseModel, step: Step[Any]) -> object:
+        if not part.in_thread:
+            return await part.function(context, step)
+        inherited = contextvars.copy_context()
+        return await asyncio.get_running_loop().run_in_executor(
+            self._shared.threads, lambda: inherited.run(part.function, context, step)
+        )
+
+    def _watch_deadline(self) -> asyncio.TimerHandle | None:
+        """A deadline that comes while a step is in hand is like a stop: the step gets its grace."""
+        if self.run.deadline is None or self._gate_passed or self._progress.rollback is not None:
+            return None
+        left = (self.run.deadline - self._now()).total_seconds()
+        return asyncio.get_running_loop().call_later(max(0.0, left), self._turn_back_soon)
 
     def _step(self, action: Perform, session: Any) -> Step[Any]:
         name = action.step.name
@@ -369,6 +460,7 @@ class Attempt:
             idempotency_key=make_key(self.run.run_id, name),
             resources=self._shared.resources,
             fate=action.fate,
+            stop_asked=self._stop_asked,
             session=session,
         )
 
@@ -430,7 +522,7 @@ class Attempt:
 
     def _announced(self, entry: Entry) -> Entry:
         """The entry with what begins next: the intent that costs no write of its own."""
-        if entry.kind is Kind.INTERRUPTED:
+        if entry.kind is Kind.INTERRUPTED and self._draining:
             return entry  # nothing begins: the run is handed back
         then = next_action(self._saga, self._progress.after(entry), self._facts(), entry.at)
         return replace(entry, next=intent(then))

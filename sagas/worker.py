@@ -33,6 +33,8 @@ __all__ = ["Worker", "WorkerOptions"]
 
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 _RENEWALS_PER_LEASE: Final = 3
+_LOOK_S: Final = 0.5
+"""While draining: how often to look whether what is left ever ends."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,10 +130,12 @@ class Worker:
             threads=pool,
             limits=self.options.limits,
             park_after=self.options.park_after,
+            monotonic=self._monotonic,
         )
         helpers = [
             asyncio.create_task(self._keep_leases()),
             asyncio.create_task(self._store.hints.on_due(sorted({name for name, _ in self._sagas}), self._wake.set)),
+            asyncio.create_task(self._store.hints.on_stop(self._notice_stop)),
         ]
         self._log.info("worker started", sagas=[f"{name}@{version}" for name, version in self._sagas])
         with self._signals():
@@ -242,7 +246,7 @@ class Worker:
             # A fault of the engine itself. The run is not touched: its lease lapses, and ten such attempts hold it.
             log.error("attempt abandoned after a fault of the engine, the lease will lapse", **_where(fault))
         finally:
-            del self._attempts[run.run_id]
+            self._forget(attempt)
             if self._room >= self._room_worth_a_claim:
                 self._wake.set()
 
@@ -253,12 +257,13 @@ class Worker:
         interval_s = self.options.lease.total_seconds() / _RENEWALS_PER_LEASE
         while True:
             await asyncio.sleep(interval_s)
+            self._write_off(self.options.lease)
             held = {run_id: attempt.lease for run_id, attempt in self._attempts.items()}
             if not held:
                 continue
             asked_at = self._monotonic()
             try:
-                lost = await self._store.runs.renew(
+                renewal = await self._store.runs.renew(
                     {run_id: lease.token for run_id, lease in held.items()}, lease=self.options.lease
                 )
             except StoreError as error:
@@ -269,10 +274,30 @@ class Worker:
                 self._log.error("renewal failed after a fault of the engine, trying again", **_where(fault))
                 continue
             for run_id, lease in held.items():
-                if run_id not in lost:
+                if run_id not in renewal.lost:
                     lease.renewed(asked_at)
                 elif (attempt := self._attempts.get(run_id)) is not None and attempt.lease is lease:
                     attempt.lose()
+            for run_id in renewal.stopped:
+                self._notice_stop(run_id)
+
+    def _write_off(self, patience: timedelta) -> None:
+        """Give up on functions that swallow their cancellation: their leases lapse, and another attempt goes on."""
+        now = self._monotonic()
+        for attempt in [one for one in self._attempts.values() if one.overstays(now, patience)]:
+            self._log.error(
+                "a step does not end although it was cancelled, its lease will lapse", run=attempt.run.run_id
+            )
+            attempt.lose()
+            self._forget(attempt)
+
+    def _forget(self, attempt: Attempt) -> None:
+        if self._attempts.get(attempt.run.run_id) is attempt:
+            del self._attempts[attempt.run.run_id]
+
+    def _notice_stop(self, run_id: str) -> None:
+        if (attempt := self._attempts.get(run_id)) is not None:
+            attempt.notice_stop()
 
     # ---------------------------------------------------------------- draining
 
@@ -289,7 +314,11 @@ class Worker:
                 await self._hurry.wait()
         for attempt in list(self._attempts.values()):
             attempt.interrupt()
-        await ended
+        while not ended.done():
+            await asyncio.wait({ended}, timeout=_LOOK_S)
+            self._write_off(self.options.drain_grace)
+            if not self._attempts:
+                break  # what is left swallows its cancellation; its lease lapses
 
     @contextlib.contextmanager
     def _signals(self) -> Any:

@@ -4,6 +4,8 @@
     └── StoreError
         ├── StoreUnavailable      the server did not answer in time: try again later, nothing is known to have happened
         ├── FenceLost             somebody else drives the run now: stop at once, write nothing more
+        ├── StopFirst             a stop was recorded that the holder does not know of: look at it first
+        ├── WrongState            the run is no longer in the state that the move starts from
         ├── RunExists             a run with this id is there already: compare it with what you meant to start
         ├── RecordTooLarge        more bytes than one document may hold: make the payload smaller
         ├── UnsafeServer          the server cannot keep the store's promises: change the server, the reason is named
@@ -25,10 +27,12 @@ __all__ = [
     "RunExists",
     "SagaError",
     "SchemaMismatch",
+    "StopFirst",
     "StoreError",
     "StoreRefused",
     "StoreUnavailable",
     "UnsafeServer",
+    "WrongState",
 ]
 
 
@@ -60,6 +64,23 @@ class FenceLost(StoreError):
         super().__init__(f"run {run_id}: {operation} refused, the run is no longer held under this claim")
         self.run_id = run_id
         self.operation = operation
+
+
+class StopFirst(StoreError):
+    """A stop was recorded on the run that its holder does not know of yet. Nothing was written: learn of it first."""
+
+    def __init__(self, run_id: str) -> None:
+        super().__init__(f"run {run_id}: a stop was recorded first")
+        self.run_id = run_id
+
+
+class WrongState(StoreError):
+    """The run was moved on by somebody else in between; nothing was written. `state` is where it stands now."""
+
+    def __init__(self, run_id: str, state: str) -> None:
+        super().__init__(f"run {run_id}: is {state} now; somebody else was quicker")
+        self.run_id = run_id
+        self.state = state
 
 
 class RunExists(StoreError):

@@ -64,6 +64,13 @@ class Journal:
         except errors.DuplicateKeyError as error:
             raise FenceLost(entry.run_id, f"entry {entry.seq}") from error
 
+    async def last_seq_in(self, session: AsyncClientSession, run_id: str) -> int:
+        """The newest entry's number as the caller's transaction sees it; 0 when there is none."""
+        newest = await self._collection.find(
+            journal_filter([run_id]), {"_id": 1}, sort=[("_id", -1)], limit=1, session=session
+        ).to_list(None)
+        return int(newest[0]["_id"]["seq"]) if newest else 0
+
     async def find_own(self, entry: Entry) -> Entry | None:
         """The entry at `entry`'s place if it was written under the same claim, as a majority has it; else None."""
 
@@ -137,6 +144,9 @@ _OPTIONAL: Final = (
     ("due_at", "due_at"),
     ("cause", "cause"),
     ("taken_from", "taken_from"),
+    ("by", "by"),
+    ("reason", "reason"),
+    ("asked_at", "asked_at"),
     ("payload", "payload"),
 )
 
@@ -161,6 +171,7 @@ def _to_document(entry: Entry) -> Document:
 
 def _from_document(document: Document) -> Entry:
     payload = document.get("payload")
+    reason = document.get("reason")
     cause, taken_from = document.get("cause"), document.get("taken_from")
     return Entry(
         run_id=document["_id"]["run"],
@@ -177,5 +188,8 @@ def _from_document(document: Document) -> Entry:
         in_doubt=document.get("in_doubt", False),
         cause=Cause(cause) if cause is not None else None,
         taken_from=State(taken_from) if taken_from is not None else None,
+        by=document.get("by"),
+        reason=bytes(reason) if reason is not None else None,
+        asked_at=document.get("asked_at"),
         payload=bytes(payload) if payload is not None else None,
     )

@@ -7,7 +7,8 @@ state table. All of them are safe to repeat after a lost reply.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Final
@@ -16,11 +17,22 @@ from pymongo import errors
 from pymongo.asynchronous.client_session import AsyncClientSession
 
 from sagas_store.drivers import Collection, Document
-from sagas_store.errors import FenceLost, RecordTooLarge, RunExists
+from sagas_store.errors import FenceLost, RecordTooLarge, RunExists, StopFirst
 from sagas_store.faults import Patience
-from sagas_store.states import Phase, State, check_move, origins_of
+from sagas_store.states import Decision, Phase, State, check_move, origins_of
 
-__all__ = ["RUNS_SPEC_NAME", "Claim", "Held", "NewRun", "RunPosition", "RunRecord", "Runs"]
+__all__ = [
+    "RUNS_SPEC_NAME",
+    "Claim",
+    "Held",
+    "NewRun",
+    "Renewal",
+    "RunFilter",
+    "RunPosition",
+    "RunRecord",
+    "Runs",
+    "Stop",
+]
 
 RUNS_SPEC_NAME: Final = "runs"
 _CLAIMABLE: Final = sorted(origins_of(State.RUNNING))
@@ -40,6 +52,11 @@ class NewRun:
     created_at: datetime
     due_at: datetime
     key: str | None = None
+    deadline: datetime | None = None
+    restarted_from: str | None = None
+    """The run that this one was started from anew."""
+    started_by: str | None = None
+    started_reason: bytes | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +80,16 @@ class Held:
     since: datetime
 
 
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """A person's stop, and what was decided of it at the moment of pressing."""
+
+    decision: Decision
+    by: str
+    reason: bytes
+    asked_at: datetime
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRecord:
     """A run as the database has it. Times are the server's, aware UTC."""
@@ -82,8 +109,35 @@ class RunRecord:
     claim: Claim | None
     """The claim it is held under, or the last one."""
     held: Held | None
+    stop: Stop | None
+    deadline: datetime | None
+    overdue: bool
+    """The deadline passed after the gate; the run goes on."""
+    restarted_from: str | None
     input: bytes | None
     """None where the question did not ask for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Renewal:
+    """What a worker learns when it renews its leases."""
+
+    lost: frozenset[str]
+    """Runs that are no longer held under their token: stop working on those, write nothing."""
+    stopped: frozenset[str]
+    """Runs with a stop recorded, seen before or not."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunFilter:
+    """Which runs a list or a bulk verb means. The states are served by an index, the rest narrows what it finds."""
+
+    states: frozenset[State]
+    saga: str | None = None
+    key_prefix: str | None = None
+    created_before: datetime | None = None
+    stopped: bool | None = None
+    """Only runs with (or without) a stop recorded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,10 +272,10 @@ class Runs:
 
     # ---------------------------------------------------------------- holding
 
-    async def renew(self, held: dict[str, str], *, lease: timedelta) -> set[str]:
+    async def renew(self, held: dict[str, str], *, lease: timedelta) -> Renewal:
         """Push the end of every lease in `held` (run id -> token) to server time + `lease`, in one trip.
 
-        Returns the ids that are no longer held under their token: stop working on those, write nothing.
+        Tells in the same trip which runs are no longer held under their token, and which have a stop recorded.
         """
         mine = {
             "_id": {"$in": list(held)},
@@ -230,11 +284,18 @@ class Runs:
         }
 
         async def push() -> int:
-            done = await self._collection.update_many(mine, [{"$set": {"due_at": _from_now(lease)}}])
+            done = await self._collection.update_many(mine, [{"$set": {"due_at": _from_now(lease), **_OVERDUE}}])
             return done.matched_count
 
-        if await self._patience.call("renew", push) == len(held):
-            return set()
+        async def find_stopped() -> list[Document]:
+            return await self._collection.find({**mine, "stop": {"$exists": True}}, {"_id": 1}).to_list(None)
+
+        renewed, stopped = await asyncio.gather(
+            self._patience.call("renew", push), self._patience.call("read stops", find_stopped)
+        )
+        ids = frozenset(found["_id"] for found in stopped)
+        if renewed == len(held):
+            return Renewal(frozenset(), ids)
 
         async def read() -> list[Document]:
             return await self._collection.find(mine, {"claim.token": 1}).to_list(None)
@@ -244,66 +305,89 @@ class Runs:
             for found in await self._patience.call("read renewed", read)
             if found["claim"]["token"] == held[found["_id"]]
         }
-        return set(held) - kept
+        return Renewal(frozenset(held) - kept, ids)
 
     async def pass_gate(self, run: RunRecord) -> None:
-        """Record that the pivot may now begin. Raises FenceLost. Repeating keeps the first time."""
+        """Record that the pivot may now begin: from here on a stop is refused. Repeating keeps the first time.
+
+        Raises StopFirst when a stop was recorded, or the deadline has passed, before; FenceLost.
+        """
         since = {"$ifNull": ["$gate_passed_at", "$$NOW"]}
-        await self._as_holder(run, "pass the gate", {"gate_passed_at": since, "phase": Phase.PAST_GATE})
+        # Passed already by ourselves, the reply lost; or neither a stop nor the deadline stands in the way. A stop's
+        # own write asks the same question the other way round, and one document decides between them.
+        way_is_free = [
+            {"gate_passed_at": {"$exists": True}},
+            {"stop": {"$exists": False}, "deadline": {"$exists": False}},
+            {"stop": {"$exists": False}, "$expr": {"$gt": ["$deadline", "$$NOW"]}},
+        ]
+        await self._as_holder(
+            run, "pass the gate", {"gate_passed_at": since, "phase": Phase.PAST_GATE}, {"$or": way_is_free}
+        )
 
     async def show_rolling_back(self, run: RunRecord) -> None:
         """Show in lists that the run is rolling back; the journal says so already. Raises FenceLost."""
         await self._as_holder(run, "show rolling back", {"phase": Phase.ROLLING_BACK})
 
-    async def _as_holder(self, run: RunRecord, operation: str, changes: Document) -> None:
+    async def _as_holder(
+        self, run: RunRecord, operation: str, changes: Document, provided: Document | None = None
+    ) -> None:
         mine = {"_id": run.run_id, "claim.token": _claim_of(run).token, "state": State.RUNNING}
 
         async def write() -> bool:
-            return (await self._collection.update_one(mine, [{"$set": changes}])).matched_count == 1
+            done = await self._collection.update_one({**mine, **(provided or {})}, [{"$set": changes}])
+            if done.matched_count == 0 and provided is not None and await self._exists(mine):
+                raise StopFirst(run.run_id)
+            return done.matched_count == 1
 
         if not await self._patience.call(operation, write):
             raise FenceLost(run.run_id, operation)
 
+    async def _exists(self, filter_: Document) -> bool:
+        return await self._collection.find_one(filter_, {"_id": 1}) is not None
+
     # ---------------------------------------------------------------- letting go
 
-    async def park(self, run: RunRecord, *, wait: timedelta) -> None:
+    # Each of these fails with StopFirst when a stop was recorded that the holder does not know of: a stop must not be
+    # slept through by a parked run, nor overtaken by the settling of a run without a pivot, nor stay unanswered in the
+    # journal. `stop_known` says that the holder has seen it.
+
+    async def park(self, run: RunRecord, *, wait: timedelta, stop_known: bool = False) -> None:
         """Free the worker: the run is pending again, due at server time + `wait`. Zero hands it back at once."""
-        await self._let_go(run, State.PENDING, {"due_at": _from_now(wait)}, ())
+        await self._let_go(run, State.PENDING, {"due_at": _from_now(wait)}, (), stop_known=stop_known)
 
-    async def settle(self, run: RunRecord, state: State) -> None:
+    async def settle(self, run: RunRecord, state: State, *, stop_known: bool = False) -> None:
         """The end of the run. The journal must prove `state` before this is called."""
-        await self._let_go(run, state, {"settled_at": "$$NOW"}, ("due_at",))
+        await self._let_go(run, state, {"settled_at": "$$NOW"}, ("due_at",), stop_known=stop_known)
 
-    async def hold(self, run: RunRecord, state: State, reason: str) -> None:
+    async def hold(self, run: RunRecord, state: State, reason: str, *, stop_known: bool = False) -> None:
         """Put the run aside for an operator. `reason` is stored in the clear: no payload in it."""
         held = {"reason": {"$literal": reason}, "since": "$$NOW"}
-        await self._let_go(run, state, {"held": held}, ("due_at",))
+        await self._let_go(run, state, {"held": held}, ("due_at",), stop_known=stop_known)
 
-    async def _let_go(self, run: RunRecord, state: State, changes: Document, removed: Sequence[str]) -> None:
+    async def _let_go(
+        self, run: RunRecord, state: State, changes: Document, removed: Sequence[str], *, stop_known: bool
+    ) -> None:
+        check_move(State.RUNNING, state)
         token = _claim_of(run).token
-        pipeline: list[Document] = [{"$set": {"state": state, **changes}}]
+        pipeline: list[Document] = [{"$set": {"state": state, **_OVERDUE, **changes}}]
         if removed:
             pipeline.append({"$unset": list(removed)})
+        mine: Document = {
+            "_id": run.run_id,
+            "claim.token": token,  # the fence: a claim made since has its own token
+            "state": State.RUNNING,  # pending under our token is our own park whose reply was lost
+        }
+        unseen: Document = {} if stop_known else {"stop": {"$exists": False}}
 
         async def write() -> bool:
-            done = await self._collection.update_one(
-                {
-                    "_id": run.run_id,
-                    "claim.token": token,  # the fence: a claim made since has its own token
-                    # Ours only while running. Pending under our token is our own park whose reply was lost.
-                    "state": State.RUNNING,
-                },
-                pipeline,
-            )
-            if done.matched_count:
-                return True
+            done = await self._collection.update_one({**mine, **unseen}, pipeline)
             # The token stays on the document, so a repeat whose first reply was lost recognises its own work.
-            return (
-                await self._collection.find_one({"_id": run.run_id, "claim.token": token, "state": state}, {"_id": 1})
-                is not None
-            )
+            if done.matched_count or await self._exists({**mine, "state": state}):
+                return True
+            if unseen and await self._exists(mine):
+                raise StopFirst(run.run_id)
+            return False
 
-        check_move(State.RUNNING, state)
         if not await self._patience.call(f"move to {state}", write):
             raise FenceLost(run.run_id, f"move to {state}")
 
@@ -329,14 +413,12 @@ class Runs:
 
         return [found["_id"] for found in await self._patience.call("read states", read)]
 
-    async def page(
-        self, *, states: Iterable[State], saga: str | None, after: RunPosition | None, limit: int
-    ) -> list[RunRecord]:
-        """Runs in these states, newest first, from `after` on, without their inputs."""
+    async def page(self, chosen: RunFilter, *, after: RunPosition | None, limit: int) -> list[RunRecord]:
+        """The chosen runs, newest first, from `after` on, without their inputs."""
 
         async def read() -> list[Document]:
             return await self._collection.find(
-                page_filter(states, saga, after), {"input": 0}, sort=PAGE_ORDER, limit=limit
+                page_filter(chosen, after), {"input": 0}, sort=PAGE_ORDER, limit=limit
             ).to_list(None)
 
         return [_record(found) for found in await self._patience.call("list runs", read)]
@@ -373,14 +455,23 @@ def at_rest_filter(run_ids: Sequence[str]) -> Document:
 PAGE_ORDER: Final = [("created_at", -1), ("_id", -1)]
 
 
-def page_filter(states: Iterable[State], saga: str | None, after: RunPosition | None) -> Document:
-    """Runs in these states (a merge of one index range each), after a position."""
-    filter_: Document = {"state": {"$in": sorted(states)}}
-    if saga is not None:
-        filter_["saga"] = saga
+def page_filter(chosen: RunFilter, after: RunPosition | None = None) -> Document:
+    """The chosen runs (a merge of one index range per state), after a position."""
+    filter_: Document = {"state": {"$in": sorted(chosen.states)}}
+    if chosen.saga is not None:
+        filter_["saga"] = chosen.saga
+    if chosen.key_prefix is not None:
+        filter_["key"] = {"$gte": chosen.key_prefix, "$lt": chosen.key_prefix + "\U0010ffff"}
+    if chosen.stopped is not None:
+        filter_["stop"] = {"$exists": chosen.stopped}
+    created: Document = {}
+    if chosen.created_before is not None:
+        created["$lt"] = chosen.created_before
     if after is not None:
-        filter_["created_at"] = {"$lte": after.created_at}
+        created["$lte"] = after.created_at
         filter_["$or"] = [{"created_at": {"$lt": after.created_at}}, {"_id": {"$lt": after.run_id}}]
+    if created:
+        filter_["created_at"] = created
     return filter_
 
 
@@ -389,6 +480,24 @@ def page_filter(states: Iterable[State], saga: str | None, after: RunPosition | 
 
 def _from_now(wait: timedelta) -> Document:
     return {"$add": ["$$NOW", int(wait / timedelta(milliseconds=1))]}
+
+
+_OVERDUE: Final = {
+    "overdue": {
+        # Only where there is a deadline and the gate has been passed; otherwise the field is not written at all.
+        "$cond": [
+            {
+                "$and": [
+                    {"$ne": [{"$type": "$deadline"}, "missing"]},
+                    {"$ne": [{"$type": "$gate_passed_at"}, "missing"]},
+                ]
+            },
+            {"$lt": ["$deadline", "$$NOW"]},
+            "$$REMOVE",
+        ]
+    }
+}
+"""Every write by a holder also marks a run whose deadline has passed after the gate."""
 
 
 def _claim_of(run: RunRecord) -> Claim:
@@ -410,14 +519,16 @@ def _new_document(run: NewRun) -> Document:
         "due_at": run.due_at,
         "input": run.input,
     }
-    if run.key is not None:
-        document["key"] = run.key
+    for name in ("key", "deadline", "restarted_from", "started_by", "started_reason"):
+        if (value := getattr(run, name)) is not None:
+            document[name] = value
     return document
 
 
 def _record(document: Document) -> RunRecord:
     claim: Any = document.get("claim")
     held: Any = document.get("held")
+    stop: Any = document.get("stop")
     payload = document.get("input")
     return RunRecord(
         run_id=document["_id"],
@@ -442,5 +553,9 @@ def _record(document: Document) -> RunRecord:
         if claim
         else None,
         held=Held(held["reason"], held["since"]) if held else None,
+        stop=Stop(Decision(stop["decision"]), stop["by"], bytes(stop["reason"]), stop["asked_at"]) if stop else None,
+        deadline=document.get("deadline"),
+        overdue=document.get("overdue", False),
+        restarted_from=document.get("restarted_from"),
         input=bytes(payload) if payload is not None else None,
     )

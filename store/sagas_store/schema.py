@@ -20,7 +20,7 @@ from sagas_store.errors import SchemaMismatch
 from sagas_store.faults import Patience
 from sagas_store.journal import JOURNAL_SPEC_NAME
 from sagas_store.runs import RUNS_SPEC_NAME
-from sagas_store.states import HELD, OPEN, SETTLED, Phase, State
+from sagas_store.states import HELD, OPEN, SETTLED, Decision, Phase, State
 
 __all__ = ["SCHEMA", "SCHEMA_VERSION", "CollectionSpec", "IndexSpec", "Schema"]
 
@@ -89,6 +89,15 @@ _RUN: Final = _closed(
             {"token": _STRING, "worker": _STRING, "taken_from": _words(OPEN), "at": _DATE},
         ),
         "held": _closed(["reason", "since"], {"reason": _STRING, "since": _DATE}),
+        "stop": _closed(
+            ["decision", "by", "reason", "asked_at"],
+            {"decision": _words(Decision), "by": _STRING, "reason": _BYTES, "asked_at": _DATE},
+        ),
+        "deadline": _DATE,
+        "overdue": {"bsonType": "bool"},
+        "restarted_from": _STRING,
+        "started_by": _STRING,
+        "started_reason": _BYTES,
     },
 )
 
@@ -125,6 +134,9 @@ _ENTRY: Final = _closed(
         "in_doubt": {"bsonType": "bool"},
         "cause": _words(Cause),
         "taken_from": _words(OPEN),
+        "by": _STRING,
+        "reason": _BYTES,
+        "asked_at": _DATE,
         "payload": _BYTES,
     },
 )

@@ -14,6 +14,7 @@ from sagas_store.drivers import Document, Driver
 from sagas_store.entries import Entry
 from sagas_store.errors import FenceLost, StoreUnavailable
 from sagas_store.faults import Patience, is_worth_committing_again
+from sagas_store.interventions import Interventions
 from sagas_store.journal import JOURNAL_SPEC_NAME, Journal
 from sagas_store.runs import RUNS_SPEC_NAME, Runs
 from sagas_store.schema import Schema
@@ -53,6 +54,7 @@ class MongoStore:
         self.runs = Runs(runs, self._patience)
         self.journal = Journal(self._driver.collection(prefix + JOURNAL_SPEC_NAME), self._patience)
         self.schema = Schema(self._driver, prefix, self._patience)
+        self.interventions = Interventions(runs, self.runs, self.journal, self._patience, self.commit_together)
         self.hints = Hints(self._driver, runs)
         self.clock = ServerClock(monotonic)
         self._ready = False
