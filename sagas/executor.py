@@ -209,11 +209,11 @@ class Attempt:
         Raises FenceLost and LeaseLapsed when somebody else drives it or may, StoreUnavailable when the database does
         not answer: the attempt is over, and the journal says all there is to know.
         """
-        if (misfit := await self._load()) is not None:
-            return await self._hold(misfit)
+        misfit = await self._load()
         while True:
             try:
-                if (left_in := await self._advance()) is not None:
+                left_in = await self._hold(misfit) if misfit is not None else await self._advance()
+                if left_in is not None:
                     return left_in
             except StopFirst:
                 await self._learn()

@@ -106,6 +106,8 @@ def _why(run: RunRecord, decision: Decision) -> str:
             return (
                 f"the pivot's gate was passed at {_time(run.gate_passed_at)}; from there on the run completes forward"
             )
+        case Decision.WILL_BE_UNDONE if run.gate_passed_at is not None:
+            return "the pivot had failed, and the run was rolling back already"
         case Decision.WILL_BE_UNDONE:
             return "it came before the pivot's gate"
 

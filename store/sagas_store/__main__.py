@@ -41,10 +41,15 @@ def picture() -> str:
     lines = ["```mermaid", "flowchart LR", "    start([start]) --> pending"]
     for group, states in (("held", HELD), ("settled", SETTLED)):
         lines += [f"    subgraph {group}", *(f"        {state}" for state in sorted(states)), "    end"]
+    groups = {"held": HELD, "settled": SETTLED}
     for origin, targets in TRANSITIONS.items():
-        for target in sorted(targets - {origin}):
-            person = target is State.CANCELLED if origin is State.PENDING else origin is not State.RUNNING
-            lines.append(f"    {origin} {'-.->' if person and target is not State.RUNNING else '-->'} {target}")
+        whole = {name for name, states in groups.items() if states <= targets}
+        single = {target for target in targets - {origin} if not any(target in groups[name] for name in whole)}
+        arrow = "-->" if origin is State.RUNNING else "-.->"
+        lines += [
+            f"    {origin} {arrow if target is not State.RUNNING else '-->'} {target}"
+            for target in sorted(whole | single)
+        ]
     return "\n".join([*lines, "```"])
 
 

@@ -23,7 +23,7 @@ from sagas_store.errors import WrongState
 from sagas_store.faults import Patience
 from sagas_store.journal import Journal
 from sagas_store.runs import RunRecord, Runs
-from sagas_store.states import HELD, OPEN, Decision, State, check_move
+from sagas_store.states import HELD, OPEN, Decision, Phase, State, check_move
 
 __all__ = ["Interventions"]
 
@@ -56,6 +56,8 @@ class Interventions:
             "$switch": {
                 "branches": [
                     {"case": untouched, "then": Decision.CANCELLED},
+                    # The pivot failed after its gate: there is nothing left to refuse.
+                    {"case": {"$eq": ["$phase", Phase.ROLLING_BACK]}, "then": Decision.WILL_BE_UNDONE},
                     {"case": gate_passed, "then": Decision.REFUSED},
                 ],
                 "default": Decision.WILL_BE_UNDONE,
