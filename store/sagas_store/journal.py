@@ -13,16 +13,20 @@ from typing import Final
 from pymongo import errors
 from pymongo.asynchronous.client_session import AsyncClientSession
 
+from sagas_store.commit import CommitLoop
 from sagas_store.drivers import Collection, Document
 from sagas_store.entries import Cause, Entry, Kind
-from sagas_store.errors import FenceLost, RecordTooLarge
+from sagas_store.errors import FenceLost, RecordTooLarge, StoreRefused
 from sagas_store.faults import Patience
+from sagas_store.inserts import Inserted, InsertTogether
 from sagas_store.states import State
 
 __all__ = ["JOURNAL_SPEC_NAME", "Journal"]
 
 JOURNAL_SPEC_NAME: Final = "journal"
 _SEQ_END: Final = 2**31 - 1
+_ENTRY_BYTES: Final = 512
+"""What an entry takes beside its payload, roughly; for bounding batches."""
 
 
 class Journal:
@@ -31,28 +35,37 @@ class Journal:
     def __init__(self, collection: Collection, patience: Patience) -> None:
         self._collection = collection
         self._patience = patience
+        self._appends: CommitLoop[Entry, None] = CommitLoop(
+            self._append_together, size_of=lambda entry: len(entry.payload or b"") + _ENTRY_BYTES
+        )
 
     async def append(self, entry: Entry) -> None:
-        """Make `entry` durable on a majority, once.
+        """Make `entry` durable on a majority, once; together with whatever other runs append at the same time.
 
         Safe to repeat: an entry found again under the same claim and number is the one whose reply was lost. Raises
         FenceLost when another claim has written that number, RecordTooLarge when the document cannot be stored.
         """
-        document = _to_document(entry)
+        await self._appends.submit(entry)
 
-        async def insert_or_find() -> bool:
-            try:
-                await self._collection.insert_one(document)
-            except errors.DuplicateKeyError:
-                return await self._is_ours(entry)
-            return True
-
-        try:
-            if await self._patience.call("append", insert_or_find):
-                return
-        except errors.DocumentTooLarge as error:
-            raise RecordTooLarge(entry.run_id, f"entry {entry.seq}") from error
-        raise FenceLost(entry.run_id, f"entry {entry.seq}")
+    async def _append_together(self, entries: Sequence[Entry]) -> Sequence[BaseException | None]:
+        """One unordered insert; each entry has its own fate."""
+        outcomes = await self._patience.call(
+            "append", InsertTogether(self._collection, [_to_document(e) for e in entries])
+        )
+        fates: list[BaseException | None] = []
+        for entry, outcome in zip(entries, outcomes, strict=True):
+            match outcome:
+                case Inserted.YES:
+                    fates.append(None)
+                case Inserted.TAKEN:
+                    fates.append(FenceLost(entry.run_id, f"entry {entry.seq}"))
+                case Inserted.TOO_LARGE:
+                    fates.append(RecordTooLarge(entry.run_id, f"entry {entry.seq}"))
+                case Inserted.REFUSED:
+                    fates.append(
+                        StoreRefused(f"append entry {entry.seq} of run {entry.run_id}", "it does not fit the schema")
+                    )
+        return fates
 
     async def append_in(self, session: AsyncClientSession, entry: Entry) -> None:
         """Write `entry` as part of the caller's transaction; it counts when, and only if, that commits.
@@ -114,14 +127,6 @@ class Journal:
 
         found = await self._patience.call("read result", read)
         return bytes(found[0]["payload"]) if found else None
-
-    async def _is_ours(self, entry: Entry) -> bool:
-        # A majority read: our entry may stand on the primary alone and vanish with it. Not yet visible therefore
-        # means "ask again", and the retry inserts it anew should it have been rolled back.
-        found = await self._collection.find_one({"_id": _key(entry)}, {"token": 1})
-        if found is None:
-            raise errors.AutoReconnect("an entry with this number exists and is not yet on a majority")
-        return bool(found["token"] == entry.token)
 
 
 def journal_filter(run_ids: Iterable[str]) -> Document:

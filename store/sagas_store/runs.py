@@ -8,17 +8,19 @@ state table. All of them are safe to repeat after a lost reply.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Final
 
-from pymongo import errors
+from pymongo import UpdateMany, errors
 from pymongo.asynchronous.client_session import AsyncClientSession
 
+from sagas_store.commit import CommitLoop
 from sagas_store.drivers import Collection, Document
-from sagas_store.errors import FenceLost, RecordTooLarge, RunExists, StopFirst
+from sagas_store.errors import FenceLost, RecordTooLarge, RunExists, StopFirst, StoreError, StoreRefused
 from sagas_store.faults import Patience
+from sagas_store.inserts import Inserted, InsertTogether
 from sagas_store.states import Decision, Phase, State, check_move, origins_of
 
 __all__ = [
@@ -148,28 +150,51 @@ class RunPosition:
     run_id: str
 
 
+@dataclass(frozen=True, slots=True)
+class _Move:
+    """A write by a run's holder."""
+
+    run_id: str
+    token: str
+    operation: str
+    pipeline: tuple[Document, ...]
+    provided: Document
+    """What must hold beside the claim; where it does not although the claim does, a stop came first."""
+    becomes: State
+
+    @property
+    def group(self) -> str:
+        """The same for moves that can be one update of many."""
+        return repr((self.token, self.pipeline, self.provided))
+
+
+def _guard(alike: Sequence[_Move]) -> Document:
+    """The filter of an update of many runs under one claim token."""
+    return {
+        "_id": {"$in": [move.run_id for move in alike]},
+        "claim.token": alike[0].token,  # the fence: a claim made since has its own token
+        "state": State.RUNNING,  # pending under our token is our own park whose reply was lost
+        **alike[0].provided,
+    }
+
+
 class Runs:
     """Every question put to the runs collection."""
 
     def __init__(self, collection: Collection, patience: Patience) -> None:
         self._collection = collection
         self._patience = patience
+        self._starts: CommitLoop[NewRun, None] = CommitLoop(self._insert_together, size_of=lambda run: len(run.input))
+        self._moves: CommitLoop[_Move, None] = CommitLoop(self._move_together)
 
     # ---------------------------------------------------------------- starting
 
     async def insert(self, run: NewRun) -> None:
-        """Make a new run durable on a majority. Raises RunExists (also on a repeat whose first reply was lost)."""
-        document = _new_document(run)
+        """Make a new run durable on a majority, together with whatever others are started at the same time.
 
-        async def insert() -> None:
-            await self._collection.insert_one(document)
-
-        try:
-            await self._patience.call("start", insert)
-        except errors.DuplicateKeyError as error:
-            raise RunExists(run.run_id) from error
-        except errors.DocumentTooLarge as error:
-            raise RecordTooLarge(run.run_id, "start") from error
+        Raises RunExists (also on a repeat whose first reply was lost), RecordTooLarge.
+        """
+        await self._starts.submit(run)
 
     async def insert_in(self, session: AsyncClientSession, run: NewRun) -> None:
         """Start `run` inside the caller's transaction. Raises RunExists, before the transaction is spoilt by it.
@@ -184,20 +209,28 @@ class Runs:
             raise RunExists(run.run_id) from error
 
     async def insert_many(self, runs: Sequence[NewRun]) -> set[str]:
-        """Make many new runs durable in one write; returns the ids that existed before."""
-        documents = [_new_document(run) for run in runs]
+        """Make many new runs durable in one write; returns the ids that existed before.
 
-        async def insert() -> set[str]:
-            try:
-                await self._collection.insert_many(documents, ordered=False)
-            except errors.BulkWriteError as error:
-                failed = error.details.get("writeErrors", [])
-                if error.details.get("writeConcernErrors") or any(one["code"] != 11000 for one in failed):
-                    raise
-                return {documents[one["index"]]["_id"] for one in failed}
-            return set()
+        On a repeat whose first reply was lost those are there too. Raises RecordTooLarge after all the others were stored.
+        """
+        fates = await self._insert_together(runs)
+        existing = {run.run_id for run, fate in zip(runs, fates, strict=True) if isinstance(fate, RunExists)}
+        for fate in fates:
+            if fate is not None and not isinstance(fate, RunExists):
+                raise fate
+        return existing
 
-        return await self._patience.call("start many", insert)
+    async def _insert_together(self, runs: Sequence[NewRun]) -> list[StoreError | None]:
+        outcomes = await self._patience.call(
+            "start", InsertTogether(self._collection, [_new_document(run) for run in runs])
+        )
+        fates: dict[Inserted, Callable[[str], StoreError | None]] = {
+            Inserted.YES: lambda _: None,
+            Inserted.TAKEN: RunExists,
+            Inserted.TOO_LARGE: lambda run_id: RecordTooLarge(run_id, "start"),
+            Inserted.REFUSED: lambda run_id: StoreRefused(f"start run {run_id}", "it does not fit the schema"),
+        }
+        return [fates[outcome](run.run_id) for run, outcome in zip(runs, outcomes, strict=True)]
 
     # ---------------------------------------------------------------- claiming
 
@@ -331,16 +364,10 @@ class Runs:
     async def _as_holder(
         self, run: RunRecord, operation: str, changes: Document, provided: Document | None = None
     ) -> None:
-        mine = {"_id": run.run_id, "claim.token": _claim_of(run).token, "state": State.RUNNING}
-
-        async def write() -> bool:
-            done = await self._collection.update_one({**mine, **(provided or {})}, [{"$set": changes}])
-            if done.matched_count == 0 and provided is not None and await self._exists(mine):
-                raise StopFirst(run.run_id)
-            return done.matched_count == 1
-
-        if not await self._patience.call(operation, write):
-            raise FenceLost(run.run_id, operation)
+        move = _Move(
+            run.run_id, _claim_of(run).token, operation, ({"$set": changes},), provided or {}, becomes=State.RUNNING
+        )
+        await self._moves.submit(move)
 
     async def _exists(self, filter_: Document) -> bool:
         return await self._collection.find_one(filter_, {"_id": 1}) is not None
@@ -368,28 +395,54 @@ class Runs:
         self, run: RunRecord, state: State, changes: Document, removed: Sequence[str], *, stop_known: bool
     ) -> None:
         check_move(State.RUNNING, state)
-        token = _claim_of(run).token
-        pipeline: list[Document] = [{"$set": {"state": state, **_OVERDUE, **changes}}]
+        pipeline: tuple[Document, ...] = ({"$set": {"state": state, **_OVERDUE, **changes}},)
         if removed:
-            pipeline.append({"$unset": list(removed)})
-        mine: Document = {
-            "_id": run.run_id,
-            "claim.token": token,  # the fence: a claim made since has its own token
-            "state": State.RUNNING,  # pending under our token is our own park whose reply was lost
-        }
+            pipeline += ({"$unset": list(removed)},)
         unseen: Document = {} if stop_known else {"stop": {"$exists": False}}
+        move = _Move(run.run_id, _claim_of(run).token, f"move to {state}", pipeline, unseen, becomes=state)
+        await self._moves.submit(move)
 
-        async def write() -> bool:
-            done = await self._collection.update_one({**mine, **unseen}, pipeline)
-            # The token stays on the document, so a repeat whose first reply was lost recognises its own work.
-            if done.matched_count or await self._exists({**mine, "state": state}):
-                return True
-            if unseen and await self._exists(mine):
-                raise StopFirst(run.run_id)
-            return False
+    # ---------------------------------------------------------------- a holder's writes, together
 
-        if not await self._patience.call(f"move to {state}", write):
-            raise FenceLost(run.run_id, f"move to {state}")
+    async def _move_together(self, moves: Sequence[_Move]) -> list[StoreError | None]:
+        """Moves that share a claim token and a change as one guarded update of many, all of them in one write.
+
+        Where fewer runs matched than were meant, each of those moves is made by itself, and so told its own fate.
+        """
+        groups: dict[str, list[_Move]] = {}
+        for move in moves:
+            groups.setdefault(move.group, []).append(move)
+        if len(moves) == 1:
+            return [await self._move_alone(moves[0])]
+
+        async def write() -> int:
+            done = await self._collection.bulk_write(
+                [UpdateMany(_guard(alike), list(alike[0].pipeline)) for alike in groups.values()], ordered=False
+            )
+            return done.matched_count
+
+        if await self._patience.call("move runs", write) == len(moves):
+            return [None] * len(moves)
+        return list(await asyncio.gather(*(self._move_alone(move) for move in moves)))
+
+    async def _move_alone(self, move: _Move) -> StoreError | None:
+        mine: Document = {"_id": move.run_id, "claim.token": move.token, "state": State.RUNNING}
+
+        async def write() -> StoreError | None:
+            done = await self._collection.update_one({**mine, **move.provided}, list(move.pipeline))
+            if done.matched_count:
+                return None
+            # The token stays on the document, so a move whose reply was lost is recognised by where it led.
+            if move.becomes is not State.RUNNING and await self._exists({**mine, "state": move.becomes}):
+                return None
+            if move.provided and await self._exists(mine):
+                return StopFirst(move.run_id)
+            return FenceLost(move.run_id, move.operation)
+
+        try:
+            return await self._patience.call(move.operation, write)
+        except StoreError as error:
+            return error
 
     # ---------------------------------------------------------------- reading
 
