@@ -211,7 +211,7 @@ class Runs:
     async def insert_many(self, runs: Sequence[NewRun]) -> set[str]:
         """Make many new runs durable in one write; returns the ids that existed before.
 
-        On a repeat whose first reply was lost those are there too. Raises RecordTooLarge after all the others were stored.
+        On a repeat whose first reply was lost, so do all of them. Raises RecordTooLarge once the others are stored.
         """
         fates = await self._insert_together(runs)
         existing = {run.run_id for run, fate in zip(runs, fates, strict=True) if isinstance(fate, RunExists)}
