@@ -16,10 +16,10 @@ with a journal entry; once that stands there is no branch below that leads forwa
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from sagas.definition import Fate, Part, Saga, StepDefinition, StepKind
 from sagas.errors import JournalMisfit
@@ -155,8 +155,7 @@ def intent(action: Action) -> str:
 # ------------------------------------------------------------------------------------ what has happened
 
 
-@dataclass(frozen=True, slots=True)
-class Tries:
+class Tries(NamedTuple):
     """The tries of one activity of one step."""
 
     failed: int = 0
@@ -169,11 +168,10 @@ class Tries:
 
     def eased(self, anew: bool) -> Tries:  # noqa: FBT001 - private to this module
         """Without a wait; with `anew`, from the start if they were spent."""
-        return Tries(started=self.started) if anew and self.spent else replace(self, due_at=None)
+        return Tries(started=self.started) if anew and self.spent else self._replace(due_at=None)
 
 
-@dataclass(frozen=True, slots=True)
-class StepProgress:
+class StepProgress(NamedTuple):
     """What the journal says about one step."""
 
     succeeded: bool = False
@@ -187,18 +185,17 @@ class StepProgress:
 
     def eased(self, *, anew: bool) -> StepProgress:
         """Without waits; with `anew`, tries that were spent begin again."""
-        return replace(
-            self, step=self.step.eased(anew), probe=self.probe.eased(anew), compensation=self.compensation.eased(anew)
+        return self._replace(
+            step=self.step.eased(anew), probe=self.probe.eased(anew), compensation=self.compensation.eased(anew)
         )
 
     def with_tries(self, activity: str, tries: Tries) -> StepProgress:
         """With the tries of one activity replaced."""
         changes: dict[str, Any] = {str(activity): tries}
-        return replace(self, **changes)
+        return self._replace(**changes)
 
 
-@dataclass(frozen=True, slots=True)
-class Progress:
+class Progress(NamedTuple):
     """What a journal says about a run, folded entry by entry."""
 
     names: dict[str, int]
@@ -242,37 +239,40 @@ class Progress:
             raise JournalMisfit(f"the journal has entry {entry.seq} where {self.seq + 1} was expected")
         taken_over = entry.kind is Kind.TAKEN_OVER
         if entry.kind in _BY_PERSONS:
-            return replace(self._intervened(entry), seq=entry.seq, last_attempt=entry.attempt, last_was_takeover=False)
+            return self._intervened(entry)._replace(seq=entry.seq, last_attempt=entry.attempt, last_was_takeover=False)
         if taken_over:
             changed = self._taken_over(entry)
         elif entry.kind is Kind.STOP_REFUSED:
             # Noted before what was to begin did; this entry announces it again.
-            changed = replace(self.started(self.begun, -1), stop_refused=True)
+            changed = self.started(self.begun, -1)._replace(stop_refused=True)
         elif entry.kind is Kind.ROLLBACK_BEGUN:
             if self.rollback is not None:
                 raise JournalMisfit(f"entry {entry.seq} begins a second rollback")
-            changed = replace(self, rollback=entry.cause, turned_at=entry.step)
+            changed = self._replace(rollback=entry.cause, turned_at=entry.step)
         else:
             changed = self._outcome(entry)
         progressed = not taken_over and entry.kind not in (Kind.INTERRUPTED, Kind.STOP_REFUSED)
-        changed = replace(
-            changed,
+        changed = changed._replace(
             seq=entry.seq,
-            begun=entry.next,
+            begun=None,
             last_attempt=entry.attempt,
             last_was_takeover=taken_over,
             stalled=0 if progressed else changed.stalled,
         )
-        return changed.started(entry.next)
+        return changed.announced(entry.next) if entry.next is not None else changed
+
+    def announced(self, what: str) -> Progress:
+        """With what the newest entry says begins next."""
+        return self.started(what)._replace(begun=what)
 
     def started(self, what: str | None, count: int = 1) -> Progress:
-        """Count a start of what an entry says begins next."""
+        """With `count` more starts of an activity, named as entries announce it."""
         activity, _, name = (what or "").partition(":")
         if activity not in _ACTIVITIES or name not in self.names:
             return self
         index = self.names[name]
         tries: Tries = getattr(self.steps[index], activity)
-        counted = replace(tries, started=tries.started + count)
+        counted = tries._replace(started=tries.started + count)
         return self.with_step(index, self.steps[index].with_tries(activity, counted))
 
     def _taken_over(self, entry: Entry) -> Progress:
@@ -283,7 +283,7 @@ class Progress:
         # The lease lapsed: whatever was to begin may have begun. The attempts that ended so without any outcome are
         # those that left no entry at all, and the one before this if all it left was its own takeover.
         unseen = entry.attempt - self.last_attempt - 1
-        changed = replace(self, stalled=self.stalled + unseen + int(self.last_was_takeover))
+        changed = self._replace(stalled=self.stalled + unseen + int(self.last_was_takeover))
         activity, _, name = (begun or "").partition(":")
         return changed.doubted(self.names[name]) if activity == Activity.STEP and name in self.names else changed
 
@@ -293,7 +293,7 @@ class Progress:
         for index, step in enumerate(self.steps):
             changed = changed.with_step(index, step.eased(anew=entry.kind is Kind.RESUMED))
         if entry.kind is Kind.RESUMED:
-            return replace(changed, stalled=0)
+            return changed._replace(stalled=0)
         if entry.kind is Kind.VERDICT:
             return changed.judged(entry)
         return changed
@@ -305,14 +305,13 @@ class Progress:
         index = self.names[entry.step]
         if entry.payload is not None:
             return self._succeeded(index, entry)
-        spent = replace(self.steps[index].step, spent=True)
-        return self.with_step(index, replace(self.steps[index], in_doubt=False, absent=True, step=spent))
+        spent = self.steps[index].step._replace(spent=True)
+        return self.with_step(index, self.steps[index]._replace(in_doubt=False, absent=True, step=spent))
 
     def _succeeded(self, index: int, entry: Entry) -> Progress:
         assert entry.payload is not None
-        done = self.with_step(index, replace(self.steps[index], succeeded=True, in_doubt=False))
-        return replace(
-            done,
+        done = self.with_step(index, self.steps[index]._replace(succeeded=True, in_doubt=False))
+        return done._replace(
             succeeded=index + 1,
             context_seq=entry.seq,
             payload_bytes=self.payload_bytes + len(entry.payload),
@@ -334,14 +333,13 @@ class Progress:
             case "broken off":
                 return self.doubted(index)
             case "succeeded" if activity is Activity.COMPENSATION:
-                return self.with_step(index, replace(step, undone=True))
+                return self.with_step(index, step._replace(undone=True))
             case "succeeded" if entry.payload is None:  # a probe: it did not happen
-                return self.with_step(index, replace(step, absent=True, probe=Tries(started=step.probe.started)))
+                return self.with_step(index, step._replace(absent=True, probe=Tries(started=step.probe.started)))
             case "succeeded":
                 return self._succeeded(index, entry)
         tries: Tries = getattr(step, activity)
-        failed = replace(
-            tries,
+        failed = tries._replace(
             failed=tries.failed + 1,
             since=tries.since or entry.at,
             due_at=entry.due_at,
@@ -352,7 +350,7 @@ class Progress:
             return changed
         if entry.in_doubt:
             return changed.doubted(index)
-        return changed.with_step(index, replace(changed.steps[index], in_doubt=False))
+        return changed.with_step(index, changed.steps[index]._replace(in_doubt=False))
 
     def doubted(self, index: int) -> Progress:
         """The step may have had its effect; what a probe said before no longer counts."""
@@ -360,11 +358,11 @@ class Progress:
         if step.succeeded:
             return self
         probe = Tries(started=step.probe.started)
-        return self.with_step(index, replace(step, in_doubt=True, absent=False, probe=probe))
+        return self.with_step(index, step._replace(in_doubt=True, absent=False, probe=probe))
 
     def with_step(self, index: int, step: StepProgress) -> Progress:
         """With one step's progress replaced."""
-        return replace(self, steps=(*self.steps[:index], step, *self.steps[index + 1 :]))
+        return self._replace(steps=(*self.steps[:index], step, *self.steps[index + 1 :]))
 
 
 _BY_PERSONS: Final = frozenset({Kind.RESUMED, Kind.VERDICT, Kind.RETRIED_NOW})
@@ -388,8 +386,7 @@ _MEANING: Final = {
 # ------------------------------------------------------------------------------------ what to do
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Facts:
+class Facts(NamedTuple):
     """What is known of a run beside its journal."""
 
     gate_passed: bool = False

@@ -384,7 +384,7 @@ class Attempt:
             if isinstance(result, _Raised):
                 outcome = result
                 return None
-            return self._announced(self._entry(Kind.STEP_SUCCEEDED, action, payload=result[0]))
+            return self._announce(self._entry(Kind.STEP_SUCCEEDED, action, payload=result[0]))[0]
 
         entry = await self._store.commit_together(body)
         if entry is not None:
@@ -520,17 +520,18 @@ class Attempt:
             **more,
         )
 
-    def _announced(self, entry: Entry) -> Entry:
-        """The entry with what begins next: the intent that costs no write of its own."""
+    def _announce(self, entry: Entry) -> tuple[Entry, Progress]:
+        """The entry with what begins next, the intent that costs no write of its own, and the progress after it."""
+        progress = self._progress.after(entry)
         if entry.kind is Kind.INTERRUPTED and self._draining:
-            return entry  # nothing begins: the run is handed back
-        then = next_action(self._saga, self._progress.after(entry), self._facts(), entry.at)
-        return replace(entry, next=intent(then))
+            return entry, progress  # nothing begins: the run is handed back
+        what = intent(next_action(self._saga, progress, self._facts(), entry.at))
+        return entry._replace(next=what), progress.announced(what)
 
     async def _append(self, kind: Kind, action: Perform | None = None, **more: Any) -> None:
-        entry = self._announced(self._entry(kind, action, **more))
+        entry, progress = self._announce(self._entry(kind, action, **more))
         await self._store.journal.append(entry)
-        self._progress = self._progress.after(entry)
+        self._progress = progress
 
     def _take(self, entry: Entry) -> None:
         """Go on from an entry that a transaction has committed."""

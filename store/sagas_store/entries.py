@@ -6,9 +6,9 @@ error's details), which the store never looks into.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
+from typing import NamedTuple
 
 from sagas_store.states import State
 
@@ -60,8 +60,7 @@ class Cause(StrEnum):
     DEADLINE = "deadline"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
+class Entry(NamedTuple):
     """One entry of one run's journal. `(run_id, seq)` is its key, `token` the claim it was written under."""
 
     run_id: str

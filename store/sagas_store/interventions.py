@@ -11,7 +11,6 @@ both stand or neither, and of two operators, or an operator and a worker, one is
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
 from datetime import timedelta
 from typing import Final
 
@@ -115,7 +114,7 @@ class Interventions:
             done = await self._collection.update_one(unchanged, pipeline, session=session)
             if done.matched_count == 0:
                 return None
-            return replace(entry, seq=await self._journal.last_seq_in(session, run.run_id) + 1)
+            return entry._replace(seq=await self._journal.last_seq_in(session, run.run_id) + 1)
 
         committed = await self._commit_together(body)
         if committed is None:
