@@ -43,6 +43,7 @@ __all__ = [
     "Wait",
     "after_failure",
     "intent",
+    "lost_in_doubt",
     "next_action",
 ]
 
@@ -280,12 +281,12 @@ class Progress(NamedTuple):
         if entry.taken_from is not State.RUNNING:
             # Parked or handed back: what was to begin did not. What was broken off by a drain has its own entry.
             return self.started(begun, -1)
-        # The lease lapsed: whatever was to begin may have begun. The attempts that ended so without any outcome are
-        # those that left no entry at all, and the one before this if all it left was its own takeover.
+        # The lease lapsed. The attempts that ended so without any outcome are those that left no entry at all, and the
+        # one before this if all it left was its own takeover.
         unseen = entry.attempt - self.last_attempt - 1
         changed = self._replace(stalled=self.stalled + unseen + int(self.last_was_takeover))
-        activity, _, name = (begun or "").partition(":")
-        return changed.doubted(self.names[name]) if activity == Activity.STEP and name in self.names else changed
+        name = (begun or "").partition(":")[2]
+        return changed.doubted(self.names[name]) if entry.in_doubt and name in self.names else changed
 
     def _intervened(self, entry: Entry) -> Progress:
         """What an operator did while no worker held the run. What was to begin next still is."""
@@ -430,12 +431,10 @@ def _forward(saga: Saga[Any], progress: Progress, facts: Facts, now: datetime) -
     step = saga.steps[progress.succeeded]
     did = progress.steps[progress.succeeded]
     pivot = step.kind is StepKind.PIVOT
-    # A pivot cannot have begun before its gate, whatever an entry announced.
-    in_doubt = _in_doubt(step, did) and not (pivot and can_turn_back)
     # Once a step before the pivot is spent the run turns back, and its compensation finds out what there is to undo.
-    ask = in_doubt and step.question is not None and not (did.absent or did.probe.spent)
+    ask = did.in_doubt and step.question is not None and not (did.absent or did.probe.spent)
     if did.step.spent and (can_turn_back or not ask):
-        return _spent(saga, step, did, in_doubt=in_doubt)
+        return _spent(saga, step, did)
     activity, tries = (Activity.PROBE, did.probe) if ask else (Activity.STEP, did.step)
     action = Perform(activity, step, tries.started)
     due_at = max((due for due in (did.step.due_at, did.probe.due_at) if due is not None), default=now)
@@ -446,16 +445,11 @@ def _forward(saga: Saga[Any], progress: Progress, facts: Facts, now: datetime) -
     return action
 
 
-def _in_doubt(step: StepDefinition[Any], did: StepProgress) -> bool:
-    """Whether the step's effect may have happened. A transactional one commits with its entry: no entry, no effect."""
-    return did.in_doubt and not step.transactional
-
-
-def _spent(saga: Saga[Any], step: StepDefinition[Any], did: StepProgress, *, in_doubt: bool) -> Action:
+def _spent(saga: Saga[Any], step: StepDefinition[Any], did: StepProgress) -> Action:
     """A step's tries are over."""
     if step.kind is StepKind.FORWARD:
         return Hold(State.FORWARD_INCOMPLETE, f"{step.name} failed for good after the pivot ({did.step.failed} tries)")
-    if step.kind is StepKind.PIVOT and in_doubt and not did.absent:
+    if step.kind is StepKind.PIVOT and did.in_doubt and not did.absent:
         how = "its probe failed too" if step.question is not None else "it has no probe"
         return Hold(State.IN_DOUBT, f"whether {step.name} (the pivot) happened is unknown, and {how}")
     if saga.plain:
@@ -486,7 +480,7 @@ def _backward(saga: Saga[Any], progress: Progress, now: datetime) -> Action:
     """Undo every step that succeeded or is in doubt, newest first; one that fails for good does not stop the others."""
     failed = []
     for step, did in zip(reversed(saga.steps), reversed(progress.steps), strict=True):
-        if step.undo is None or did.undone or not (did.succeeded or _in_doubt(step, did)):
+        if step.undo is None or did.undone or not (did.succeeded or did.in_doubt):
             continue
         if did.compensation.spent:
             failed.append(step.name)
@@ -499,6 +493,23 @@ def _backward(saga: Saga[Any], progress: Progress, now: datetime) -> Action:
         return Hold(State.COMPENSATION_FAILED, f"still to be undone: {', '.join(failed)}")
     assert progress.rollback is not None
     return Settle(_SETTLES_AS[progress.rollback])
+
+
+# ------------------------------------------------------------------------------------ what a lost worker means
+
+
+def lost_in_doubt(saga: Saga[Any], progress: Progress, facts: Facts) -> bool:
+    """Whether, when a lease has lapsed, the step that was announced may have had its effect.
+
+    Not so for what cannot have begun: a pivot before its gate. Nor for a transactional step, whose effect commits
+    together with its entry: no entry, no effect. Before the first entry it is the first step that was announced.
+    """
+    begun = progress.begun if progress.seq else f"{Activity.STEP}:{saga.steps[0].name}"
+    activity, _, name = (begun or "").partition(":")
+    if activity != Activity.STEP or name not in progress.names:
+        return False
+    step = saga.steps[progress.names[name]]
+    return not step.transactional and (step.kind is not StepKind.PIVOT or facts.gate_passed)
 
 
 # ------------------------------------------------------------------------------------ what a failed try means

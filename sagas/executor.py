@@ -38,6 +38,7 @@ from sagas.decide import (
     Wait,
     after_failure,
     intent,
+    lost_in_doubt,
     next_action,
 )
 from sagas.definition import Part, Saga, Step, StepKind
@@ -305,7 +306,9 @@ class Attempt:
             if self._claim.attempt == 1:
                 break
             try:
-                await self._append(Kind.TAKEN_OVER, taken_from=self._claim.taken_from)
+                taken_from = self._claim.taken_from
+                in_doubt = taken_from is State.RUNNING and lost_in_doubt(self._saga, self._progress, self._facts())
+                await self._append(Kind.TAKEN_OVER, taken_from=taken_from, in_doubt=in_doubt)
                 break
             except FenceLost:
                 # The holder before us got an entry in after we had read. It counts; ours goes after it.

@@ -129,7 +129,9 @@ class Patience:
 
     @staticmethod
     def _named(operation: str, error: errors.PyMongoError) -> StoreError:
-        """The error under our name. Re-raises an answer (a duplicate key, a document over the limit) as it is."""
+        """The error under our name. Re-raises what the caller reads better: answers, and aborted transactions."""
+        if is_aborted_transaction(error):
+            raise error
         if is_transient(error):
             return StoreUnavailable(operation, describe(error))
         if isinstance(error, errors.DuplicateKeyError | errors.BulkWriteError | errors.DocumentTooLarge):

@@ -8,10 +8,11 @@
 The mongod is that on PATH, else that of an installed wheel; nothing is ever downloaded. For development, tests and
 demonstrations: no access control, small caches, loopback only.
 
-    address.py      SAGAS_MONGODB_URI, checked              node.py         one mongod, its port and its folder
-    server.py       EmbeddedMongo: starting and stopping    mongod.py       finding it, its command line, its exit codes
-    replica_set.py  making one set of the nodes             guard.py        why nothing outlives us, whatever kills us
-    folder.py       what lies in the folder                 errors.py       each way to fail
+    address.py      SAGAS_MONGODB_URI, checked              node.py           one mongod, its port and its folder
+    server.py       EmbeddedMongo: starting and stopping    mongod.py         finding it, its options, its exit codes
+    replica_set.py  making one set of the nodes             guard.py          why nothing outlives us, whatever kills us
+    folder.py       what lies in the folder                 guard_process.py  the process that sees to it
+    errors.py       each way to fail
 """
 
 from __future__ import annotations

@@ -65,8 +65,9 @@ class Guard:
             start_new_session=True,  # else Ctrl-C in our terminal would reach the mongods before we are done with them
         )
         self._folder: Path | None = None
+        self._asked = 0
         try:
-            made = self._answer()["folder"]
+            made = self._request(do="make_folder")["folder"] if temporary else None
         except BaseException:
             self.close()
             raise
@@ -114,11 +115,18 @@ class Guard:
         stdin = self._process.stdin
         assert stdin is not None
         with self._lock:
+            self._asked += 1
             try:
-                stdin.write(json.dumps(request).encode() + b"\n")
+                stdin.write(json.dumps({**request, "number": self._asked}).encode() + b"\n")
             except (OSError, ValueError):  # ValueError: closed by us
                 raise GuardLost(self._process.poll()) from None
-            return self._answer()
+            while True:
+                answer = self._answer()
+                if answer["number"] == self._asked:  # else to a question that Ctrl-C kept us from hearing out
+                    break
+        if "errno" in answer:
+            raise OSError(answer["errno"], answer["strerror"], answer["filename"])
+        return answer
 
     def _answer(self) -> dict[str, Any]:
         stdout = self._process.stdout
@@ -127,6 +135,4 @@ class Guard:
         if not line.endswith(b"\n"):
             raise GuardLost(self._process.poll())
         answer: dict[str, Any] = json.loads(line)
-        if "errno" in answer:
-            raise OSError(answer["errno"], answer["strerror"], answer["filename"])
         return answer

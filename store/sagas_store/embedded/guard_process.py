@@ -60,42 +60,59 @@ def _die_with_the_guard() -> Callable[[], None] | None:
     return arm
 
 
+def _signal(process: subprocess.Popen[bytes], signal_number: int) -> None:
+    """Signal it and what it may have started: the `mongod` on PATH may be a script around the real one."""
+    if process.poll() is None:  # not reaped yet, so the number is still its own and no stranger's
+        os.killpg(process.pid, signal_number)
+
+
 def _end(processes: Sequence[subprocess.Popen[bytes]], signal_number: int, seconds: float) -> None:
     """Signal all, wait for all together, kill what is left."""
     for process in processes:
-        process.send_signal(signal_number)  # a no-op for one that has been reaped, so never a stranger's pid
+        _signal(process, signal_number)
     deadline = time.monotonic() + seconds
     for process in processes:
         try:
             process.wait(max(0.0, deadline - time.monotonic()))
         except subprocess.TimeoutExpired:
-            process.kill()
+            _signal(process, signal.SIGKILL)
             process.wait()
 
 
-def _perform(request: dict[str, Any], processes: dict[str, subprocess.Popen[bytes]]) -> dict[str, Any]:
-    name = request["name"]
-    if request["do"] == "spawn":
-        with Path(request["log"]).open("ab") as log:
-            processes[name] = subprocess.Popen(
-                request["argv"],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                preexec_fn=_die_with_the_guard(),  # noqa: PLW1509 - sound here, this process has one thread
-            )
-        return {"pid": processes[name].pid}
-    if request["do"] == "end":
-        _end([processes[name]], request["signal"], request["seconds"])
-    return {"code": processes[name].poll()}
+class Charge:
+    """What the guard answers for: the processes, by name, and the folder it made."""
 
+    def __init__(self, *, temporary: bool) -> None:
+        self.temporary = temporary
+        self.folder: str | None = None
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
 
-def _reply(answer: dict[str, Any]) -> None:
-    os.write(1, json.dumps(answer).encode() + b"\n")
+    def perform(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Do what is asked and return the answer."""
+        if request["do"] == "make_folder":
+            self.folder = tempfile.mkdtemp(prefix="sagas-mongodb-")
+            return {"folder": self.folder}
+        name = request["name"]
+        if request["do"] == "spawn":
+            with Path(request["log"]).open("ab") as log:
+                self.processes[name] = subprocess.Popen(
+                    request["argv"],
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    process_group=0,
+                    preexec_fn=_die_with_the_guard(),  # noqa: PLW1509 - sound here, this process has one thread
+                )
+            return {"pid": self.processes[name].pid}
+        if request["do"] == "end":
+            _end([self.processes[name]], request["signal"], request["seconds"])
+        return {"code": self.processes[name].poll()}
 
-
-def _reply_error(error: OSError) -> None:
-    _reply({"errno": error.errno, "strerror": error.strerror, "filename": error.filename})
+    def leave_nothing(self, *, shutdown_seconds: float) -> None:
+        """End the processes and delete the folder."""
+        _end(list(self.processes.values()), signal.SIGKILL if self.temporary else signal.SIGTERM, shutdown_seconds)
+        if self.folder is not None:
+            shutil.rmtree(self.folder, ignore_errors=True)
 
 
 def _give_up(_signal_number: int, _frame: object) -> None:
@@ -107,31 +124,20 @@ def main(parent_pid: int, *, temporary: bool, shutdown_seconds: float) -> None:
     endings = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
     for ending in endings:  # handlers, not SIG_IGN: a mongod would inherit that one
         signal.signal(ending, _give_up)
-    processes: dict[str, subprocess.Popen[bytes]] = {}
-    folder: str | None = None
+    charge = Charge(temporary=temporary)
     try:
-        if temporary:
-            try:
-                folder = tempfile.mkdtemp(prefix="sagas-mongodb-")
-            except OSError as error:
-                _reply_error(error)
-                return
-        _reply({"folder": folder})
         for request in _requests(parent_pid):
             try:
-                answer = _perform(request, processes)
+                answer = charge.perform(request)
             except OSError as error:
-                _reply_error(error)
-            else:
-                _reply(answer)
+                answer = {"errno": error.errno, "strerror": error.strerror, "filename": error.filename}
+            os.write(1, json.dumps({**answer, "number": request["number"]}).encode() + b"\n")
     except BrokenPipeError:
         pass  # the parent died between its question and our answer
     finally:
         for ending in endings:
             signal.signal(ending, signal.SIG_IGN)  # nothing interrupts the cleaning up; no process starts any more
-        _end(list(processes.values()), signal.SIGKILL if temporary else signal.SIGTERM, shutdown_seconds)
-        if folder is not None:
-            shutil.rmtree(folder, ignore_errors=True)
+        charge.leave_nothing(shutdown_seconds=shutdown_seconds)
 
 
 if __name__ == "__main__":

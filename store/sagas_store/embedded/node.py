@@ -97,8 +97,8 @@ class Node:
         if exit_code is not None:
             raise explain_exit(exit_code, folder=self.folder, port=self.port, log=self.log, log_tail=self._log_tail())
 
-    def ask(self, command: str | dict[str, Any], *, timeout: float = 30.0) -> dict[str, Any]:
-        """Run an admin command on this very node, whatever its state; raise PyMongoError when it does not answer.
+    def ask(self, command: str | dict[str, Any], *, database: str = "admin", timeout: float = 30.0) -> dict[str, Any]:
+        """Run a command on this very node, whatever its state; raise PyMongoError when it does not answer.
 
         A client for each question: a lasting one has threads, which a fork would lose, and after a failure it waits
         half a second before it dials again. This one costs 5 ms.
@@ -112,7 +112,7 @@ class Node:
             connectTimeoutMS=milliseconds,
             socketTimeoutMS=milliseconds,
         ) as client:
-            return client.admin.command(command)
+            return client[database].command(command)
 
     def state(self) -> str:
         """What it says of itself now: PRIMARY, SECONDARY, OTHER, or DOWN when it does not answer within a second."""

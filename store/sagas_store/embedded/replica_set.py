@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from pymongo.errors import OperationFailure, PyMongoError
 
-from sagas_store.embedded.errors import FolderUnusable, NoPrimary, StartFailed
+from sagas_store.embedded.errors import FolderUnusable, NoPrimary
 from sagas_store.embedded.node import POLL_SECONDS, Node
 
 ELECTION_TIMEOUT_MS: Final = 2000
@@ -21,19 +21,19 @@ ELECTION_TIMEOUT_MS: Final = 2000
 _HEARTBEAT_MS: Final = 500
 
 # https://github.com/mongodb/mongo/blob/master/src/mongo/base/error_codes.yml
-_ALREADY_INITIALIZED: Final = 23
 _NOT_YET_INITIALIZED: Final = 94
 
 
 def stored_configuration(nodes: Sequence[Node]) -> tuple[Node, dict[str, Any]] | None:
-    """Return the newest configuration that the nodes' data holds and the node that has it; None when all are blank."""
+    """Return the newest configuration that the nodes' data holds and the node that has it; None when all are blank.
+
+    Read from the collection, not by replSetGetConfig: while a node is still loading the configuration it has, that one
+    answers as if there were none, and so may replSetInitiate be tried on data that is somebody's.
+    """
     found: list[tuple[Node, dict[str, Any]]] = []
     for node in nodes:
-        try:
-            found.append((node, node.ask("replSetGetConfig")["config"]))
-        except OperationFailure as error:
-            if error.code != _NOT_YET_INITIALIZED:
-                raise StartFailed(f"{node!r} does not tell its configuration ({error.code})", log=node.log) from error
+        reply = node.ask({"find": "system.replset", "limit": 1}, database="local")
+        found += [(node, configuration) for configuration in reply["cursor"]["firstBatch"]]
     return max(found, key=lambda pair: (pair[1].get("term", 0), pair[1]["version"]), default=None)
 
 
@@ -44,21 +44,25 @@ def form_replica_set(nodes: Sequence[Node], *, name: str, folder: Path, deadline
     no primary to ask. Forcing can lose acknowledged writes where members disagree; here all members are ours and
     start together, so a majority still has each of them.
     """
-    while True:
-        stored = stored_configuration(nodes)
-        try:
-            if stored is None:
-                nodes[0].ask({"replSetInitiate": _new_configuration(nodes, name=name)})
-            else:
-                _correct_hosts(nodes, *stored, folder=folder)
-        except OperationFailure as error:
-            # A node may say "no configuration" while it still reads the one it has; it never lets us overwrite that.
-            if error.code == _ALREADY_INITIALIZED and time.monotonic() < deadline:
-                time.sleep(POLL_SECONDS)
-                continue
-            reason = f"the replica set cannot be formed ({error.code}: {error.details and error.details.get('errmsg')})"
-            raise StartFailed(reason, log=nodes[0].log) from error
+    stored = stored_configuration(nodes)
+    if stored is None:
+        nodes[0].ask({"replSetInitiate": _new_configuration(nodes, name=name)})
         return
+    holder, configuration = stored
+    corrected = _corrected(configuration, nodes, folder=folder)
+    if corrected == configuration:
+        return
+    while True:
+        try:
+            holder.ask({"replSetReconfig": corrected, "force": True})
+        except OperationFailure as error:
+            # It still looks for itself in the old configuration, by asking whoever has its old port now. Usually that
+            # takes no time; if they listen and never answer, mongod waits 30 s for them.
+            if error.code != _NOT_YET_INITIALIZED or time.monotonic() > deadline:
+                raise
+            time.sleep(POLL_SECONDS)
+        else:
+            return
 
 
 def _new_configuration(nodes: Sequence[Node], *, name: str) -> dict[str, Any]:
@@ -69,18 +73,21 @@ def _new_configuration(nodes: Sequence[Node], *, name: str) -> dict[str, Any]:
     }
 
 
-def _correct_hosts(nodes: Sequence[Node], holder: Node, configuration: dict[str, Any], *, folder: Path) -> None:
+def _corrected(configuration: dict[str, Any], nodes: Sequence[Node], *, folder: Path) -> dict[str, Any]:
+    """The configuration with the nodes' hosts, or as it is when it has them already."""
     members = configuration["members"]
     if len(members) != len(nodes):
         reason = f"it holds a member of the replica set {configuration['_id']}, which has {len(members)} members"
         raise FolderUnusable(folder, f"{reason}, and nodes={len(nodes)} was asked for")
     if [member["host"] for member in members] == [node.host for node in nodes]:
-        return
-    for member, node in zip(members, nodes, strict=True):
-        member["host"] = node.host
-    corrected = {**configuration, "version": configuration["version"] + 1}
+        return configuration
+    corrected = {
+        **configuration,
+        "version": configuration["version"] + 1,
+        "members": [{**member, "host": node.host} for member, node in zip(members, nodes, strict=True)],
+    }
     corrected.pop("term", None)  # the server's to set
-    holder.ask({"replSetReconfig": corrected, "force": True})
+    return corrected
 
 
 def wait_until_in_service(nodes: Sequence[Node], *, deadline: float, timeout: float) -> None:
