@@ -57,6 +57,8 @@ class MongoStore:
         self.interventions = Interventions(runs, self.runs, self.journal, self._patience, self.commit_together)
         self.hints = Hints(self._driver, runs)
         self.clock = ServerClock(monotonic)
+        self.database = database
+        """The application's own handle, as it was given."""
         self._ready = False
 
     async def ready(self) -> None:
