@@ -1,0 +1,133 @@
+"""The demo as a person starts it: what it prints, how it ends, and that nothing of it is left."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import secrets
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.support.northwind import northwind
+
+ROOT = Path(__file__).resolve().parents[2]
+MARK = "SAGAS_TEST_DEMO"
+FIELDS = [
+    "orders", "completed", "compensated", "held", "unfinished", "worker_kills", "steps_run", "steps_replayed",
+    "double_effects", "missing_effects", "seconds",
+]  # fmt: skip
+
+pytestmark = pytest.mark.process
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> dict[str, str]:
+    """Temporary files in a folder of the test's own, and a mark by which whatever is left running can be found."""
+    paths = [str(ROOT / "docs/examples"), str(ROOT), str(ROOT / "store"), os.environ.get("PYTHONPATH", "")]
+    return {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(filter(None, paths)),
+        "TMPDIR": str(tmp_path),
+        MARK: secrets.token_hex(8),
+    }
+
+
+def command(*arguments: str) -> list[str]:
+    return [sys.executable, "-P", "-m", "order_fulfilment.demo", *arguments]
+
+
+def demo(environment: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command(*arguments), env=environment, capture_output=True, text=True, timeout=330, check=False
+    )
+
+
+def left_of(environment: dict[str, str]) -> Iterator[psutil.Process]:
+    """What still runs of a demo. Its server is not in here: it does not inherit the environment."""
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get(MARK) == environment[MARK] and process.status() != psutil.STATUS_ZOMBIE:
+                yield process
+        except (psutil.Error, OSError):
+            continue
+
+
+def test_orders_survive_killed_workers_and_the_numbers_come_as_one_json_object(
+    environment: dict[str, str], tmp_path: Path
+) -> None:
+    done = demo(environment, "--orders-count", "60", "--workers", "2", "--kills", "2", "--seed", "3", "--json")
+
+    assert done.returncode == 0, done.stderr
+    numbers = json.loads(done.stdout)
+    assert list(numbers) == FIELDS
+    assert numbers["orders"] == 60 == numbers["completed"] + numbers["compensated"]
+    assert numbers["worker_kills"] == 2
+    assert [numbers[name] for name in ("held", "unfinished", "double_effects", "missing_effects")] == [0, 0, 0, 0]
+    assert numbers["steps_run"] > 60 * 4
+    assert numbers["steps_replayed"] > 0
+    assert "Seed: 3" in done.stderr
+    assert re.search(r"worker \d was killed with [1-9]\d* requests under way; worker 3 takes its place", done.stderr)
+    assert not list(left_of(environment))
+    assert not list(tmp_path.iterdir())
+
+
+def test_interrupted_it_leaves_nothing_running_and_no_files(environment: dict[str, str], tmp_path: Path) -> None:
+    with subprocess.Popen(
+        command("--orders-count", "500"), env=environment, stderr=subprocess.PIPE, text=True
+    ) as running:
+        assert running.stderr is not None
+        said = ""
+        while "was killed" not in said:
+            said = running.stderr.readline()
+            assert said, "it ended before it was interrupted"
+        running.send_signal(signal.SIGINT)
+        _, rest = running.communicate(timeout=60)
+
+    assert running.returncode == 130
+    assert "everything it started has ended" in rest
+    assert not list(left_of(environment))
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--orders", "o.csv"], "--orders, --order-lines and --products belong together"),
+        (["--orders", "o.csv", "--order-lines", "l.csv", "--products", "p.csv"], "No such file"),
+        (["--orders-count", "0"], "must be at least 1"),
+    ],
+)
+def test_wrong_arguments_are_refused_before_anything_starts(
+    environment: dict[str, str], arguments: list[str], says: str
+) -> None:
+    refused = demo(environment, *arguments)
+
+    assert refused.returncode == 2
+    assert says in refused.stderr
+    assert refused.stdout == ""
+
+
+@pytest.mark.slow
+def test_all_northwind_orders_come_out_right(environment: dict[str, str]) -> None:
+    files = northwind()
+    arguments = [
+        "--orders",
+        str(files.orders),
+        "--order-lines",
+        str(files.order_lines),
+        "--products",
+        str(files.products),
+    ]
+    done = demo(environment, *arguments, "--json")
+
+    assert done.returncode == 0, done.stderr
+    numbers = json.loads(done.stdout)
+    assert numbers["orders"] == 830 == numbers["completed"] + numbers["compensated"]
+    assert [numbers[name] for name in ("held", "unfinished", "double_effects", "missing_effects")] == [0, 0, 0, 0]
