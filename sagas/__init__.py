@@ -40,6 +40,7 @@ from sagas.policy import RetryPolicy
 from sagas.stopping import StopAnswer, StopOutcome, StopPreview, Undo
 from sagas.worker import Worker, WorkerOptions
 from sagas_store import MongoStore
+from sagas_store.entries import Kind
 from sagas_store.states import HELD, OPEN, SETTLED, State
 
 __all__ = [
@@ -55,6 +56,7 @@ __all__ = [
     "InvalidInput",
     "JournalLine",
     "KeyConflict",
+    "Kind",
     "Limits",
     "MongoStore",
     "NonRetryable",

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import importlib
 import inspect
 import json
 import logging
+import os
 import sys
 from collections.abc import Callable, Coroutine, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import asdict, is_dataclass
 from datetime import datetime
 from pathlib import Path
@@ -56,7 +59,9 @@ def build_parser() -> argparse.ArgumentParser:
 
     worker = commands.add_parser("worker", help="run a worker until SIGTERM or SIGINT")
     worker.add_argument(
-        "target", metavar="MODULE:ATTRIBUTE", help="a Worker, or a function (async or not) that returns one"
+        "target",
+        metavar="MODULE:ATTRIBUTE",
+        help="a Worker, or a function (async or not) that returns one, or an async context manager that gives one",
     )
     worker.add_argument(
         "--log-level", default="info", choices=("debug", "info", "warning", "error"), help="default: info"
@@ -155,20 +160,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 async def _worker(options: argparse.Namespace) -> int:
     _configure_logs(options.log_level, as_json=options.log_json)
-    worker = await _load(options.target)
-    await worker.run()
+    made = await _load(options.target)
+    async with contextlib.AsyncExitStack() as stack:
+        worker = await stack.enter_async_context(made) if isinstance(made, AbstractAsyncContextManager) else made
+        if not isinstance(worker, Worker):
+            raise _Usage(f"{options.target} gives {type(worker).__name__}, not a Worker")
+        await worker.run()
+        if worker.left_behind:
+            # A step that swallows its cancellation, or a thread, would keep the process for ever. Its run's lease
+            # lapses, and whatever it still does is in doubt already.
+            print(f"sagas worker: leaving {worker.left_behind} steps that do not end", file=sys.stderr, flush=True)
+            os._exit(DONE)
     return DONE
 
 
-async def _load(target: str) -> Worker:
-    """The worker that `module:attribute` names. Made inside the running loop, so that its clients belong to it."""
+async def _load(target: str) -> Any:
+    """What `module:attribute` names, called if it is a function: inside the running loop, where its clients belong."""
     found = _import(target)
     if callable(found) and not isinstance(found, Worker):
         found = found()
         if inspect.isawaitable(found):
             found = await found
-    if not isinstance(found, Worker):
-        raise _Usage(f"{target} is {type(found).__name__}, not a Worker nor a function that returns one")
     return found
 
 

@@ -143,6 +143,8 @@ class JournalLine:
     due_at: datetime | None
     in_doubt: bool
     error: ErrorDetail | None
+    happened: bool | None
+    """For what a probe found or an operator said of a step: whether its effect happened."""
     by: str | None
     """Who asked, for what a person did: a stop, a resume, a verdict."""
     reason: str | None
@@ -585,6 +587,7 @@ def _line(entry: Entry) -> JournalLine:
         due_at=entry.due_at,
         in_doubt=entry.in_doubt,
         error=load_error(entry.payload, what) if failed and entry.payload is not None else None,
+        happened=entry.payload is not None if entry.kind in (Kind.PROBE_SUCCEEDED, Kind.VERDICT) else None,
         by=entry.by,
         reason=load_reason(entry.reason, what) if entry.reason is not None else None,
     )

@@ -16,18 +16,19 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
 from enum import Enum, StrEnum
-from typing import Any, Final, Generic, TypeVar, overload
+from typing import Any, Final, Generic, overload
 
-import structlog
 from pydantic import BaseModel
+from typing_extensions import TypeVar
 
 from sagas.errors import DefinitionError
+from sagas.log import get_logger
 from sagas.policy import COMPENSATION_RETRY, FORWARD_RETRY, STEP_RETRY, RetryPolicy
 
 __all__ = ["Fate", "Part", "Saga", "Step", "StepDefinition", "StepKind"]
 
 C = TypeVar("C", bound=BaseModel)
-R = TypeVar("R")
+R = TypeVar("R", default=Any)
 
 StepFunction = Callable[[C, "Step[Any]"], Awaitable[C] | C]
 CompensationFunction = Callable[[C, "Step[Any]"], Awaitable[None] | None]
@@ -69,14 +70,18 @@ class Step(Generic[R]):
     and finish early. After the step's `stop_grace` it is broken off."""
     fate: Fate = Fate.KNOWN
     """For compensations: whether the step's effect is known to have happened."""
+    undoes_key: str | None = None
+    """For compensations: the idempotency key of the step that is undone. Whoever has not seen it yet should remember it
+    and refuse it when it arrives late: the step's request may still be under way."""
     session: Any = None
     """For transactional steps: the driver's session; pass it to every operation that shall commit with its outcome."""
 
     @property
-    def log(self) -> structlog.stdlib.BoundLogger:
+    def log(self) -> Any:
         """A structlog logger, bound to run, saga, step, attempt and try."""
-        logger: structlog.stdlib.BoundLogger = structlog.get_logger("sagas.step")
-        return logger.bind(run=self.run_id, saga=self.saga, step=self.name, attempt=self.attempt, try_=self.try_number)
+        return get_logger("sagas.step").bind(
+            run=self.run_id, saga=self.saga, step=self.name, attempt=self.attempt, try_=self.try_number
+        )
 
 
 class StepKind(Enum):

@@ -17,6 +17,7 @@ import contextlib
 import contextvars
 from collections.abc import Mapping
 from concurrent.futures import Executor as ThreadPool
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any, Final
@@ -117,6 +118,8 @@ class Executor:
         self.limits = limits
         self.park_after = park_after
         self.monotonic = monotonic
+        self.thread_calls: set[Future[Any]] = set()
+        """Plain functions that are running, also those that were broken off and cannot be ended."""
 
     def attempt(self, run: RunRecord, entries: list[Entry], lease: Lease) -> Attempt:
         """One attempt at a claimed run with this journal."""
@@ -440,9 +443,10 @@ class Attempt:
         if not part.in_thread:
             return await part.function(context, step)
         inherited = contextvars.copy_context()
-        return await asyncio.get_running_loop().run_in_executor(
-            self._shared.threads, lambda: inherited.run(part.function, context, step)
-        )
+        call = self._shared.threads.submit(inherited.run, part.function, context, step)
+        self._shared.thread_calls.add(call)
+        call.add_done_callback(self._shared.thread_calls.discard)
+        return await asyncio.wrap_future(call)
 
     def _watch_deadline(self) -> asyncio.TimerHandle | None:
         """A deadline that comes while a step is in hand is like a stop: the step gets its grace."""
@@ -463,6 +467,7 @@ class Attempt:
             idempotency_key=make_key(self.run.run_id, name),
             resources=self._shared.resources,
             fate=action.fate,
+            undoes_key=step_key(self.run.run_id, name) if action.activity is Activity.COMPENSATION else None,
             stop_asked=self._stop_asked,
             session=session,
         )

@@ -18,13 +18,12 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, Final
 
-import structlog
-
 from sagas.clock import Monotonic, monotonic, new_token
 from sagas.definition import Saga
 from sagas.errors import DefinitionError, FenceLost, InvalidInput, StoreError, StoreUnavailable
 from sagas.executor import Attempt, Executor, Limits
 from sagas.lease import Lease, LeaseLapsed
+from sagas.log import get_logger
 from sagas_store import MongoStore
 from sagas_store.entries import Entry
 from sagas_store.runs import RunRecord
@@ -107,10 +106,12 @@ class Worker:
         self._resources = resources
         self._attempts: dict[str, Attempt] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self.left_behind = 0
+        """After a drain: how many steps do not end although they were broken off. Their process should end instead."""
         self._wake = asyncio.Event()
         self._draining = asyncio.Event()
         self._hurry = asyncio.Event()
-        self._log = structlog.get_logger("sagas.worker").bind(worker=self.name)
+        self._log = get_logger("sagas.worker").bind(worker=self.name)
 
     # ---------------------------------------------------------------- from outside
 
@@ -154,6 +155,7 @@ class Worker:
                     helper.cancel()
                 await asyncio.gather(*helpers, return_exceptions=True)
                 pool.shutdown(wait=False, cancel_futures=True)
+                self.left_behind = len(self._tasks) + len(executor.thread_calls)
         self._log.info("worker drained")
 
     def stop(self) -> None:
@@ -242,6 +244,8 @@ class Worker:
             log.warning("attempt stopped, the lease is lost", error=str(lost))
         except StoreUnavailable as away:
             log.warning("attempt abandoned, the lease will lapse", error=str(away))
+        except StoreError as refused:
+            log.error("attempt abandoned, the lease will lapse", error=str(refused))
         except Exception as fault:
             # A fault of the engine itself. The run is not touched: its lease lapses, and ten such attempts hold it.
             log.error("attempt abandoned after a fault of the engine, the lease will lapse", **_where(fault))

@@ -39,14 +39,15 @@ class MongoStore:
         database: AsyncDatabase[Any] | AsyncIOMotorDatabase[Any],
         *,
         prefix: str = "sagas.",
-        patience: timedelta = timedelta(seconds=30),
+        patience: timedelta = timedelta(seconds=90),
         reply: timedelta = timedelta(seconds=10),
         monotonic: Monotonic = monotonic,
     ) -> None:
         """Take the database as it is; nothing is asked of the server yet.
 
         `prefix` begins the collections' names. `patience` bounds how long an operation that does not get through is
-        repeated, `reply` how long one answer of the server is waited for.
+        repeated, `reply` how long one answer of the server is waited for. The default patience outlasts the minute for
+        which the server keeps a dead worker's open transaction, which blocks the next entry of that run.
         """
         self._driver = Driver(database)
         self._patience = Patience(patience, reply)
