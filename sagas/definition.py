@@ -70,9 +70,9 @@ class Step(Generic[R]):
     and finish early. After the step's `stop_grace` it is broken off."""
     fate: Fate = Fate.KNOWN
     """For compensations: whether the step's effect is known to have happened."""
-    undoes_key: str | None = None
-    """For compensations: the idempotency key of the step that is undone. Whoever has not seen it yet should remember it
-    and refuse it when it arrives late: the step's request may still be under way."""
+    step_key: str = ""
+    """The step's own idempotency key, also for its compensation. Whoever has not seen it when it is undone should
+    remember it and refuse it when it arrives late: the step's request may still be under way."""
     session: Any = None
     """For transactional steps: the driver's session; pass it to every operation that shall commit with its outcome."""
 

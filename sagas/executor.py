@@ -467,7 +467,7 @@ class Attempt:
             idempotency_key=make_key(self.run.run_id, name),
             resources=self._shared.resources,
             fate=action.fate,
-            undoes_key=step_key(self.run.run_id, name) if action.activity is Activity.COMPENSATION else None,
+            step_key=step_key(self.run.run_id, name),
             stop_asked=self._stop_asked,
             session=session,
         )

@@ -85,11 +85,12 @@ class CommitLoop(Generic[Item, Result]):
         results: Sequence[Result | BaseException]
         try:
             results = await self._flush([item for item, _ in batch])
-        except BaseException as error:
+        except (KeyboardInterrupt, SystemExit, asyncio.CancelledError):
+            for _, future in batch:
+                future.cancel()
+            raise
+        except BaseException as error:  # each submitter gets it, so nobody needs it here
             results = [error] * len(batch)
-            if not isinstance(error, Exception):
-                self._settle(batch, results)
-                raise
         self._settle(batch, results)
 
     @staticmethod

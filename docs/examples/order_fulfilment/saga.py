@@ -31,7 +31,7 @@ async def release_stock(order: Order, step: Step[Shop]) -> None:
         step.idempotency_key,
         order=order.number,
         lines=order.lines,
-        reservation=order.reservation_id or step.undoes_key or step.idempotency_key,
+        reservation=order.reservation_id or step.step_key,
     )
 
 
@@ -50,7 +50,7 @@ async def void_authorisation(order: Order, step: Step[Shop]) -> None:
     await step.resources.payment.void(
         step.idempotency_key,
         order=order.number,
-        authorisation=order.authorisation_id or step.undoes_key or step.idempotency_key,
+        authorisation=order.authorisation_id or step.step_key,
     )
 
 
