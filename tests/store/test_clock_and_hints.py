@@ -1,0 +1,353 @@
+"""The server's clock as the store knows it, and change streams: hints that help, and are never needed."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from pydantic import BaseModel
+from pymongo import AsyncMongoClient
+from pymongo.errors import AutoReconnect
+
+from sagas import Client, Saga, Step, Worker, WorkerOptions
+from sagas_store import MongoStore
+from sagas_store.clock import ServerClock
+from sagas_store.embedded import EmbeddedMongo
+from sagas_store.states import State
+from tests.conftest import DRIVERS
+from tests.store.making import Commands, client_of, new_run, started_and_claimed, transaction
+from tests.support.failpoints import fail_point
+from tests.support.waiting import eventually
+
+pytestmark = pytest.mark.parametrize("driver", DRIVERS)
+
+SOON_S = 15.0
+"""The longest wait for a hint. It comes within milliseconds, or the test fails."""
+
+
+# --- the clock --------------------------------------------------------------------------------------------------------
+
+
+class Stopwatch:
+    """A monotonic clock that stands until it is moved."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+async def test_the_clock_is_the_servers_and_goes_on_with_our_monotonic_one(database: Any, driver: str) -> None:
+    stopwatch = Stopwatch()
+    store = MongoStore(database, monotonic=stopwatch)
+    with pytest.raises(RuntimeError, match="sync_clock"):
+        store.clock.now()
+    before = (await database.client.admin.command("hello"))["localTime"].replace(tzinfo=UTC)
+    await store.sync_clock()
+    after = (await database.client.admin.command("hello"))["localTime"].replace(tzinfo=UTC)
+    reading = store.clock.now()
+    assert before <= reading <= after
+    stopwatch.now += 3600
+    assert store.clock.now() - reading == timedelta(hours=1)
+
+
+async def test_a_reading_is_used_for_a_minute(database: Any, driver: str, mongo_uri: str, store: MongoStore) -> None:
+    stopwatch, commands = Stopwatch(), Commands()
+    async with client_of(driver, mongo_uri, event_listeners=[commands]) as client:
+        watched = MongoStore(client[database.name], monotonic=stopwatch)
+        for moved, asked in ((0, 1), (59, 1), (2, 2), (30, 2), (31, 3)):
+            stopwatch.now += moved
+            await watched.sync_clock()
+            assert len(commands.of("hello")) == asked
+
+
+async def test_the_best_of_recent_readings_counts_and_an_old_one_does_not_outlive_a_stepped_clock(driver: str) -> None:
+    stopwatch = Stopwatch()
+    clock = ServerClock(stopwatch)
+    noon = datetime(2026, 1, 1, 12, tzinfo=UTC)
+    clock.observe(noon)
+    clock.observe(noon - timedelta(seconds=3))  # it travelled for longer
+    assert clock.now() == noon
+    clock.observe(noon + timedelta(seconds=1))
+    assert clock.now() == noon + timedelta(seconds=1)
+    stopwatch.now += 61
+    clock.observe(noon - timedelta(hours=1))
+    assert clock.now() == noon - timedelta(hours=1)
+
+
+async def test_what_a_client_calls_due_now_is_due_by_the_servers_clock(store: MongoStore) -> None:
+    for _ in range(20):
+        await started_and_claimed(store)  # it asserts that the run was claimed at once
+
+
+# --- hints ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Ear:
+    """What was heard."""
+
+    count: int = 0
+    heard: list[str] = field(default_factory=list)
+    event: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def due(self) -> None:
+        self.count += 1
+        self.event.set()
+
+    def rest(self, run_id: str) -> None:
+        self.heard.append(run_id)
+        self.event.set()
+
+    async def hears(self) -> None:
+        async with asyncio.timeout(SOON_S):
+            await self.event.wait()
+        self.event.clear()
+
+
+@asynccontextmanager
+async def listening(listen: Callable[[asyncio.Event], Any]) -> AsyncIterator[None]:
+    ready = asyncio.Event()
+    task = asyncio.create_task(listen(ready))
+    try:
+        async with asyncio.timeout(SOON_S):
+            await ready.wait()
+        yield
+        assert not task.done(), "whoever listens goes on listening"
+    finally:
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+
+
+async def test_a_run_that_is_started_is_heard_of(store: MongoStore, database: Any, driver: str) -> None:
+    ear = Ear()
+    async with listening(lambda ready: store.hints.on_due(["order", "refund"], ear.due, ready)):
+        await store.runs.insert(new_run(store, saga="another"))
+        await store.runs.insert(new_run(store))
+        await ear.hears()
+        assert ear.count == 1, "of other sagas nothing is heard"
+        await store.runs.insert_many([new_run(store, saga="refund")])
+        await ear.hears()
+        async with transaction(database, driver, commit=True) as session:
+            await store.runs.insert_in(session, new_run(store))
+        await ear.hears()
+        assert ear.count == 3
+
+
+async def test_a_run_that_becomes_pending_again_is_heard_of(store: MongoStore) -> None:
+    ear = Ear()
+    runs = [await started_and_claimed(store) for _ in range(3)]
+    async with listening(lambda ready: store.hints.on_due(["order"], ear.due, ready)):
+        await store.runs.pass_gate(runs[0])
+        await store.runs.settle(runs[0], State.COMPLETED)
+        await store.runs.hold(runs[1], State.BROKEN, "unfit")
+        await store.runs.park(runs[2], wait=timedelta(hours=1))
+        await ear.hears()
+        assert ear.count == 1
+
+
+async def test_a_run_that_comes_to_rest_is_heard_of_by_its_id(store: MongoStore) -> None:
+    ear = Ear()
+    parked, settled, held = [await started_and_claimed(store) for _ in range(3)]
+    async with listening(lambda ready: store.hints.on_rest(ear.rest, ready)):
+        await store.runs.insert(new_run(store))
+        await store.runs.pass_gate(parked)
+        await store.runs.park(parked, wait=timedelta(hours=1))
+        await store.runs.settle(settled, State.FAILED)
+        await ear.hears()
+        assert ear.heard == [settled.run_id]
+        await store.runs.hold(held, State.QUARANTINED, "no key")
+        await ear.hears()
+        assert ear.heard == [settled.run_id, held.run_id]
+
+
+async def test_hints_go_on_after_their_cursor_was_killed(
+    store: MongoStore, database: Any, driver: str, mongo_uri: str
+) -> None:
+    ear, commands = Ear(), Commands()
+    async with client_of(driver, mongo_uri, event_listeners=[commands]) as client:
+        watched = MongoStore(client[database.name])
+        async with listening(lambda ready: watched.hints.on_due(["order"], ear.due, ready)):
+            (cursor,) = commands.cursors
+            killed = await database.command({"killCursors": "sagas.runs", "cursors": [cursor]})
+            assert killed["cursorsKilled"] == [cursor]
+            await opened_again(commands)
+            await store.runs.insert(new_run(store))
+            await ear.hears()
+
+
+async def opened_again(commands: Commands) -> None:
+    """The stream has been opened a second time. What happened in between is not heard of: hints may be missing."""
+
+    async def second_cursor() -> bool:
+        return len(commands.cursors) == 2
+
+    await eventually(second_cursor, what="the stream is opened again")
+
+
+@pytest.mark.parametrize("code", [280, 286, 13], ids=["fatal", "history lost", "no longer permitted"])
+async def test_hints_go_on_after_a_fault_that_the_driver_gives_up_on(
+    store: MongoStore, database: Any, driver: str, mongo_uri: str, code: int
+) -> None:
+    ear, name, commands = Ear(), f"victim-{secrets.token_hex(4)}", Commands()
+    async with (
+        AsyncMongoClient[Any](mongo_uri) as admin,
+        client_of(driver, mongo_uri, appName=name, event_listeners=[commands]) as client,
+    ):
+        watched = MongoStore(client[database.name])
+        async with listening(lambda ready: watched.hints.on_due(["order"], ear.due, ready)):
+            async with fail_point(admin, ["getMore"], with_app_name=name, times=1, errorCode=code) as point:
+                await opened_again(commands)
+            assert point.hits == 1
+            await store.runs.insert(new_run(store))
+            await ear.hears()
+
+
+FREEZE = """
+import asyncio, contextlib, os, sys, threading
+from motor.motor_asyncio import AsyncIOMotorClient
+from pymongo import AsyncMongoClient
+from sagas_store import MongoStore
+
+driver, uri, name, how = sys.argv[1:]
+threading.Timer(8, os._exit, [9]).start()  # a loop that stands still cannot end itself
+
+asked = 0
+
+class Counted:
+    # Counts what is asked of a stream.
+
+    def __init__(self, stream):
+        self.stream = stream
+
+    def __getattr__(self, name):
+        global asked
+        asked += 1
+        return getattr(self.stream, name)
+
+async def main():
+    client = (AsyncMongoClient if driver == "pymongo" else AsyncIOMotorClient)(uri)
+    store = MongoStore(client[name])
+    watch = store._driver.watch
+
+    @contextlib.asynccontextmanager
+    async def counted(*arguments, **more):
+        async with watch(*arguments, **more) as stream:
+            yield Counted(stream)
+
+    store._driver.watch = counted
+    await store.schema.apply()
+    await store.sync_clock()
+    ready = asyncio.Event()
+    listener = asyncio.create_task(store.hints.on_due(["order"], lambda: None, ready))
+    await ready.wait()
+    if how == "drop":
+        await client[name].drop_collection("sagas.runs")
+    elif how == "rename":
+        await client[name]["sagas.runs"].rename("elsewhere")
+    else:
+        await client.drop_database(name)
+    await asyncio.sleep(1)
+    assert not listener.done()
+    print(asked, flush=True)
+    os._exit(0)
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("how", ["drop", "rename", "drop the database"])
+async def test_a_stream_that_the_server_ends_for_good_does_not_make_the_loop_stand_still(
+    driver: str, mongo_uri: str, how: str
+) -> None:
+    # An invalidated stream answers `None` at once and for ever: whoever asks again without a pause never lets go.
+    name = f"test_{secrets.token_hex(6)}"
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", FREEZE, driver, mongo_uri, name, how],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+    finally:
+        async with AsyncMongoClient[Any](mongo_uri) as client:
+            await client.drop_database(name)
+    assert done.returncode != 9, "the loop stood still for seconds"
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) < 100, "in one second"
+
+
+@pytest.fixture
+def own_mongo() -> Iterator[EmbeddedMongo]:
+    """A server of the test's own, to be stepped down."""
+    with EmbeddedMongo.start() as mongo:
+        yield mongo
+
+
+@pytest.mark.failover
+async def test_hints_go_on_after_the_primary_has_stepped_down(own_mongo: EmbeddedMongo, driver: str) -> None:
+    ear = Ear()
+    async with client_of(driver, own_mongo.uri) as client:
+        store = MongoStore(client["stepdown"])
+        await store.schema.apply()
+        await store.ready()
+        async with listening(lambda ready: store.hints.on_due(["order"], ear.due, ready)):
+            await store.runs.insert(new_run(store))
+            await ear.hears()
+            with suppress(AutoReconnect):  # it may close our connection while it steps down
+                await client.admin.command({"replSetStepDown": 60, "force": True})
+            own_mongo.nodes[0].ask({"replSetFreeze": 0})  # it may stand again at once
+            await asyncio.to_thread(own_mongo.wait_for_primary)
+            await store.runs.insert(new_run(store))
+            await ear.hears()
+
+
+# --- without hints ----------------------------------------------------------------------------------------------------
+
+
+class Order(BaseModel):
+    paid: bool = False
+
+
+def pay_order() -> Saga[Order]:
+    saga = Saga("order", Order)
+
+    @saga.pivot
+    async def pay(order: Order, step: Step[None]) -> Order:
+        return Order(paid=True)
+
+    return saga
+
+
+async def test_where_change_streams_are_not_permitted_polling_does_all_the_work(
+    store: MongoStore, database: Any, driver: str, mongo_uri: str
+) -> None:
+    saga, name, commands = pay_order(), f"victim-{secrets.token_hex(4)}", Commands()
+    options = WorkerOptions(poll=timedelta(milliseconds=50), handle_signals=False)
+    async with (
+        AsyncMongoClient[Any](mongo_uri) as admin,
+        fail_point(admin, ["aggregate"], with_app_name=name, errorCode=13) as point,
+        client_of(driver, mongo_uri, appName=name, event_listeners=[commands]) as connection,
+    ):
+        deaf = MongoStore(connection[database.name])
+        worker = Worker(deaf, [saga], options=options)
+        running = asyncio.create_task(worker.run())
+        async with Client(deaf) as client:
+            for number in range(3):
+                run = await client.start(saga, Order(), key=f"order-{number}")
+                assert await run.result(SOON_S) == Order(paid=True)
+        worker.stop()
+        await running
+        assert len(commands.of("aggregate")) < 40, "what is refused is not asked for all the time"
+    assert point.hits >= 2, "the worker's hints and the client's"

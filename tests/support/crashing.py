@@ -1,0 +1,641 @@
+"""Processes that die, freeze or are interrupted at a chosen point, without a process and without waiting.
+
+A `World` is one run of one `Shape` (a saga described as data) with the participants that carry out its effects. A
+`Process` stands for one worker process: it claims, loads and drives as the worker does, through a store whose every
+trip to the server, and every effect of a step, is a *point* with a number. A `Plan` says what happens just before or
+just after point n takes effect:
+
+    die         `Died` is raised, and from then on at every further point: a dead process writes nothing
+    suspend     it waits there for `resume`, as a process that the system has stopped
+    interrupt   the drain's grace is over: the attempt is told to break off and hand back
+    lose        the heartbeat learned that the lease is lost
+
+No real time passes. Leases lapse and parked runs become due because `World.lapse` moves `due_at` back in the database
+and the world's clock forward.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import itertools
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Any, Final, TypeVar
+
+from pydantic import BaseModel
+
+from sagas import NonRetryable, Retryable, RetryPolicy, Saga, Step, StepDefinition, Worker, WorkerOptions
+from sagas.clock import monotonic, new_token
+from sagas.decide import Activity
+from sagas.executor import Attempt, Executor, Limits
+from sagas.lease import Lease
+from sagas.payload import dump_context, load_context
+from sagas_store import MongoStore
+from sagas_store.drivers import Driver
+from sagas_store.entries import Entry
+from sagas_store.runs import NewRun, RunRecord
+from sagas_store.states import OPEN, State
+from tests.support.oracle import Call, check
+
+__all__ = [
+    "EFFECTS",
+    "Died",
+    "Gate",
+    "Order",
+    "Part",
+    "Plan",
+    "Process",
+    "Server",
+    "Shape",
+    "World",
+    "plans",
+    "working",
+]
+
+T = TypeVar("T")
+
+EFFECTS: Final = "effects"
+"""The collection into which transactional steps write."""
+
+LEASE: Final = timedelta(minutes=5)
+_TIMEOUT_S: Final = 0.02
+_LONG: Final = timedelta(hours=1)
+_IN_PLACE: Final = timedelta(milliseconds=1)
+
+
+_numbers: Final = itertools.count(1)
+
+
+class Died(BaseException):
+    """The process is gone. A BaseException, because no code of a dead process handles anything."""
+
+
+class Order(BaseModel):
+    """The context: which steps it has been through."""
+
+    trail: tuple[str, ...] = ()
+
+
+# ------------------------------------------------------------------------------------ sagas as data
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """A step and how its participant behaves, call by call; the last behaviour repeats.
+
+    ok             it has its effect and answers
+    refuse         no effect, a definite no
+    again          no effect, a definite "later"
+    lost           no effect, no answer (a TimeoutError)
+    lost_after     its effect, no answer
+    hang           its effect, then silence until the step's timeout
+    wrong          its effect, and an answer that cannot be journaled
+    fail_after     its effect, then a definite no: for transactional steps, whose effect goes with the transaction
+    """
+
+    name: str
+    does: tuple[str, ...] = ("ok",)
+    undo: tuple[str, ...] | None = ("ok",)
+    """None: no compensation. Ignored from the pivot on."""
+    probe: str | None = None
+    """`truth`, `lost` (never answers) or None: it has no probe."""
+    pivot: bool = False
+    transactional: bool = False
+    tries: int = 3
+    wait: timedelta = _IN_PLACE
+
+    @property
+    def timeout(self) -> float:
+        if "hang" not in self.does:
+            return 60.0
+        return 25 * _TIMEOUT_S if self.transactional else _TIMEOUT_S  # its effect is a trip to the server
+
+    @property
+    def undo_timeout(self) -> float:
+        return _TIMEOUT_S if self.undo is not None and "hang" in self.undo else 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """A saga, how its participants behave, and where it must end, whatever dies."""
+
+    name: str
+    parts: tuple[Part, ...]
+    ends: State
+
+    def __str__(self) -> str:
+        return self.name
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What happens at point `at` (from 1), before or after it takes effect."""
+
+    at: int
+    after: bool
+    fate: str = "die"
+
+    def __str__(self) -> str:
+        return f"{self.fate} {'after' if self.after else 'before'} point {self.at}"
+
+
+# ------------------------------------------------------------------------------------ the server, shared
+
+
+class Server:
+    """A database with the schema applied, and one reading of its clock: what all worlds of a test share."""
+
+    def __init__(self, database: Any, store: MongoStore) -> None:
+        self.database = database
+        self.store = store
+        self.runs = database["sagas.runs"]
+        self.effects = database[EFFECTS]
+        self.threads = ThreadPoolExecutor(2)
+        self._read_at = monotonic()
+        self._server_time: datetime | None = None
+
+    async def ready(self) -> None:
+        await self.database.create_collection(EFFECTS)
+        self._read_at = monotonic()
+        self._server_time = (await self.database.command("hello"))["localTime"].replace(
+            tzinfo=self.store.clock.now().tzinfo
+        )
+
+    def clock_reading(self) -> datetime:
+        assert self._server_time is not None
+        return self._server_time + timedelta(seconds=monotonic() - self._read_at)
+
+    def close(self) -> None:
+        self.threads.shutdown(wait=False)
+
+
+# ------------------------------------------------------------------------------------ one process
+
+
+class Process:
+    """One worker process with a plan."""
+
+    def __init__(
+        self, world: World, name: str, plan: Plan | None = None, *, patience: timedelta = timedelta(seconds=30)
+    ) -> None:
+        self.world = world
+        self.name = name
+        self.plan = plan
+        self.trail: list[str] = []
+        """The points reached so far, by name."""
+        self.reached = False
+        self.dead = False
+        self.suspended = asyncio.Event()
+        self.resumed = asyncio.Event()
+        self.claims = 0
+        self.seq = 0
+        """The newest entry that it knows of."""
+        self.late_s = 0.0
+        """How far its own clock has jumped while it was suspended."""
+        self.store = _wired(self, patience)
+        self.executor = Executor(
+            self.store,
+            {(world.saga.name, world.saga.version): world.saga},
+            worker=name,
+            resources=self,
+            threads=world.server.threads,
+            limits=Limits(),
+            park_after=timedelta(seconds=2),
+        )
+        self.attempt: Attempt | None = None
+        self.last_token: str | None = None
+
+    def monotonic(self) -> float:
+        return self.world.monotonic() + self.late_s
+
+    async def point(self, name: str, call: Callable[[], Awaitable[T]]) -> T:
+        """Do `call`, with this process's fate before or after it."""
+        if self.dead:
+            raise Died(name)
+        self.trail.append(name)
+        here = len(self.trail)
+        if self.plan is not None and self.plan.at == here and not self.plan.after:
+            await self._meet(self.plan.fate)
+        done = await call()
+        if self.plan is not None and self.plan.at == here and self.plan.after:
+            await self._meet(self.plan.fate)
+        return done
+
+    async def _meet(self, fate: str) -> None:
+        self.reached = True
+        if fate == "die":
+            self.dead = True
+            raise Died(self.name)
+        if fate == "suspend":
+            self.suspended.set()
+            try:
+                await self.resumed.wait()
+            except asyncio.CancelledError:  # a timeout of its own; a stopped process hears of that once it goes on
+                await self.resumed.wait()
+                raise
+        elif self.attempt is not None and fate == "interrupt":
+            self.attempt.interrupt()
+        elif self.attempt is not None and fate == "drain":
+            self.attempt.drain()
+        elif self.attempt is not None and fate == "lose":
+            self.attempt.lose()
+
+    async def work_once(self) -> State | None:
+        """Claim a run that is due, drive it, and return the state it was left in; None when nothing was due."""
+        token = new_token()
+        asked_at = self.monotonic()
+        claimed = await self.store.runs.claim_due(
+            [(self.world.saga.name, self.world.saga.version)], token=token, worker=self.name, lease=LEASE, limit=1
+        )
+        if not claimed:
+            return None
+        (run,) = claimed
+        self.claims += 1
+        self.last_token = token
+        entries = (await self.store.journal.load_many([run.run_id]))[run.run_id] if run.attempts > 1 else []
+        lease = Lease(run.run_id, token, LEASE, asked_at=asked_at, monotonic=self.monotonic)
+        self.attempt = self.executor.attempt(run, entries, lease)
+        try:
+            return await self.attempt.drive()
+        finally:
+            self.attempt = None
+
+    async def work(self) -> State | None:
+        """Work until the run is at rest or the process has met its end; returns the state the run was left in."""
+        with contextlib.suppress(Died):
+            for _ in range(20):
+                state = await self.work_once()
+                if state is None or state not in OPEN:
+                    return state
+                if self.plan is not None and self.plan.fate in ("interrupt", "drain", "lose") and self.reached:
+                    return state
+                await self.world.lapse()
+            raise AssertionError(f"{self.name} did not bring the run to rest in 20 attempts")
+        return None
+
+    @contextlib.asynccontextmanager
+    async def working_until_suspended(self) -> AsyncIterator[asyncio.Task[State | None]]:
+        """Work in a task, until it is suspended or has ended; leaves no task behind."""
+        working = asyncio.create_task(self.work())
+        waiting = asyncio.create_task(self.suspended.wait())
+        await asyncio.wait({working, waiting}, return_when=asyncio.FIRST_COMPLETED)
+        try:
+            yield working
+        finally:
+            waiting.cancel()
+            working.cancel()
+            self.resumed.set()
+            await asyncio.gather(waiting, working, return_exceptions=True)
+
+
+class _Trips:
+    """A collection whose every trip to the server is a point of a process."""
+
+    def __init__(self, process: Process, name: str, collection: Any) -> None:
+        self._process = process
+        self._name = name
+        self._collection = collection
+
+    async def insert_one(self, document: Any, **more: Any) -> Any:
+        trip = functools.partial(self._collection.insert_one, document, **more)
+        in_transaction = more.get("session") is not None
+        name = f"{self._name} insert {document['kind']}" + (" in a transaction" if in_transaction else "")
+        done = await self._process.point(name, trip)
+        if not in_transaction:
+            self._process.seq = document["_id"]["seq"]
+        return done
+
+    async def update_one(self, *arguments: Any) -> Any:
+        return await self._process.point(
+            f"{self._name} update", functools.partial(self._collection.update_one, *arguments)
+        )
+
+    async def update_many(self, *arguments: Any) -> Any:
+        return await self._process.point(
+            f"{self._name} update many", functools.partial(self._collection.update_many, *arguments)
+        )
+
+    async def find_one(self, *arguments: Any) -> Any:
+        return await self._process.point(
+            f"{self._name} find one", functools.partial(self._collection.find_one, *arguments)
+        )
+
+    def find(self, *arguments: Any, **more: Any) -> _Trip:
+        return _Trip(self._process, f"{self._name} find", self._collection.find(*arguments, **more))
+
+
+@dataclass(frozen=True, slots=True)
+class _Trip:
+    """A cursor, read in one trip."""
+
+    process: Process
+    name: str
+    cursor: Any
+
+    async def to_list(self, length: int | None) -> list[Any]:
+        found: list[Any] = await self.process.point(self.name, functools.partial(self.cursor.to_list, length))
+        if found and isinstance(found[-1]["_id"], dict):
+            self.process.seq = found[-1]["_id"]["seq"]
+        return found
+
+
+class _Sessions:
+    """A driver whose commits are points of a process."""
+
+    def __init__(self, process: Process, driver: Driver) -> None:
+        self._process = process
+        self._driver = driver
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._driver, name)
+
+    @contextlib.asynccontextmanager
+    async def session(self) -> AsyncIterator[Any]:
+        async with self._driver.session() as session:
+            commit = session.commit_transaction
+
+            async def commit_and_know() -> None:
+                await self._process.point("commit", commit)
+                self._process.seq += 1  # the one entry of a transaction
+
+            session.commit_transaction = commit_and_know  # type: ignore[method-assign]
+            yield session
+
+
+def _wired(process: Process, patience: timedelta) -> MongoStore:
+    """A store of the process's own."""
+    world = process.world
+    store = MongoStore(world.server.database, monotonic=world.monotonic, patience=patience, reply=patience)
+    store.clock.observe(world.now())
+    store.runs._collection = _Trips(process, "runs", store.runs._collection)  # type: ignore[assignment]
+    store.journal._collection = _Trips(process, "journal", store.journal._collection)  # type: ignore[assignment]
+    store._driver = _Sessions(process, store._driver)  # type: ignore[assignment]
+    return store
+
+
+# ------------------------------------------------------------------------------------ one run and its participants
+
+
+@dataclass(slots=True)
+class World:
+    """One run, the participants that outlive every process, and the ledger that they keep."""
+
+    server: Server
+    shape: Shape
+    name: str = field(init=False)
+    """The run's id and the saga's name: nobody else's worker takes it."""
+    saga: Saga[Order] = field(init=False)
+    ledger: list[Call] = field(default_factory=list)
+    happened: set[str] = field(default_factory=set)
+    """Keys whose effect happened."""
+    closed: set[str] = field(default_factory=set)
+    """Keys that were compensated: what arrives under them later has no effect."""
+    _ahead_s: float = 0.0
+    _calls: Counter[tuple[Activity, str]] = field(default_factory=Counter)
+    processes: list[Process] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.name = f"{self.shape}-{next(_numbers)}"
+        self.saga = self._define()
+
+    # ---------------------------------------------------------------- driving
+
+    def monotonic(self) -> float:
+        """Seconds of this world's clock: the real ones and those that were skipped."""
+        return monotonic() + self._ahead_s
+
+    def now(self) -> datetime:
+        return self.server.clock_reading() + timedelta(seconds=self._ahead_s)
+
+    async def start(self) -> None:
+        """Insert the run, due now."""
+        created_at = self.server.clock_reading() - timedelta(seconds=1)
+        await self.server.store.runs.insert(
+            NewRun(
+                run_id=self.name,
+                saga=self.saga.name,
+                version=self.saga.version,
+                fingerprint=self.saga.fingerprint,
+                input=dump_context(Order, Order())[0],
+                created_at=created_at,
+                due_at=created_at,
+            )
+        )
+
+    def process(self, plan: Plan | None = None, **more: Any) -> Process:
+        process = Process(self, f"worker-{len(self.processes) + 1}", plan, **more)
+        self.processes.append(process)
+        return process
+
+    async def lapse(self) -> None:
+        """Whatever it waits for, a lease's end or a retry's time, is over now."""
+        self._ahead_s += 2 * _LONG.total_seconds()
+        await self.server.runs.update_one(
+            {"_id": self.name, "due_at": {"$exists": True}},
+            [{"$set": {"due_at": {"$dateSubtract": {"startDate": "$$NOW", "unit": "second", "amount": 1}}}}],
+        )
+
+    async def finish(self, **more: Any) -> Process:
+        """Another worker takes over and goes on until the run is at rest."""
+        await self.lapse()
+        process = self.process(**more)
+        await process.work()
+        return process
+
+    # ---------------------------------------------------------------- looking
+
+    async def run(self) -> RunRecord:
+        run = await self.server.store.runs.get(self.name)
+        assert run is not None
+        return run
+
+    async def journal(self) -> list[Entry]:
+        return await self.server.store.journal.load(self.name)
+
+    async def snapshot(self) -> tuple[RunRecord, list[Entry], list[str]]:
+        """All that anybody could have changed: the run, its journal, and which effects stand."""
+        written = [effect["call"] async for effect in self.server.effects.find({"run": self.name})]
+        return await self.run(), await self.journal(), sorted([*self.happened, *map(str, written)])
+
+    async def check(self, *, at_rest: bool = True, suspended: bool = False, ends: bool = True) -> RunRecord:
+        """Ask the oracle; then that the run ended as its shape says, with the context that its steps made."""
+        run, journal = await self.run(), await self.journal()
+        written = {effect["call"] async for effect in self.server.effects.find({"run": self.name})}
+        for call in self.ledger:
+            call.applied = call.applied or call.order in written
+        check(self.saga, run, journal, self.ledger, at_rest=at_rest, suspended=suspended)
+        if ends:
+            assert run.state is self.shape.ends, f"{self.name} ended as {run.state}, not {self.shape.ends}"
+        if run.state is State.COMPLETED:
+            payload = await self.server.store.journal.last_context(self.name)
+            context = load_context(Order, payload or b"", "the result")
+            assert context.trail == tuple(part.name for part in self.shape.parts), context
+        return run
+
+    # ---------------------------------------------------------------- the saga and its participants
+
+    def _define(self) -> Saga[Order]:
+        saga = Saga(self.name, Order)
+        for part in self.shape.parts:
+            self._declare(saga, part)
+        return saga
+
+    def _declare(self, saga: Saga[Order], part: Part) -> None:
+        retry = RetryPolicy(max_attempts=part.tries, initial_wait=part.wait, max_wait=part.wait, jitter=False)
+
+        async def forward(order: Order, step: Step[Process]) -> Order:
+            return await self._forward(part, order, step)
+
+        async def undo(order: Order, step: Step[Process]) -> None:
+            await self._undo(part, step)
+
+        async def ask(order: Order, step: Step[Process]) -> Order | None:
+            return await self._ask(part, order, step)
+
+        after_pivot = any(earlier.pivot for earlier in self.shape.parts[: self.shape.parts.index(part)])
+        kwargs: dict[str, Any] = {
+            "name": part.name,
+            "retry": retry,
+            "timeout": part.timeout,
+            "transactional": part.transactional,
+        }
+        step: StepDefinition[Order]
+        if part.pivot:
+            step = saga.pivot(**kwargs)(forward)
+        else:
+            step = saga.step(**kwargs, no_compensation=part.undo is None and not after_pivot)(forward)
+        if part.undo is not None and not part.pivot and not after_pivot:
+            step.compensation(retry=retry, timeout=part.undo_timeout)(undo)
+        if part.probe is not None:
+            step.probe(ask)
+
+    def _begin(self, activity: Activity, step: Step[Process]) -> tuple[Call, int]:
+        """Write the call into the ledger; returns it and how often this was called so far, from 1."""
+        call = Call(
+            order=len(self.ledger) + 1,
+            activity=activity,
+            step=step.name,
+            key=step.idempotency_key,
+            attempt=step.attempt,
+            try_number=step.try_number,
+            seen_seq=step.resources.seq,
+        )
+        self.ledger.append(call)
+        self._calls[activity, step.name] += 1
+        return call, self._calls[activity, step.name]
+
+    async def _effect(self, call: Call, step: Step[Process]) -> None:
+        """The participant acts, once per key, unless it was told to undo it already."""
+
+        async def act() -> None:
+            if step.session is not None:
+                await self.server.effects.insert_one({"run": self.name, "call": call.order}, session=step.session)
+            elif call.key not in self.happened | self.closed:
+                self.happened.add(call.key)
+                call.applied = True
+
+        await step.resources.point(f"effect of {call.activity} {step.name}", act)
+        await asyncio.sleep(0)  # a participant answers over a network: here the engine may break off
+
+    async def _forward(self, part: Part, order: Order, step: Step[Process]) -> Order:
+        call, count = self._begin(Activity.STEP, step)
+        done = order.model_copy(update={"trail": (*order.trail, part.name)})
+        order.trail = ("changed in place",)  # nobody may see this
+        behaviour = part.does[min(count, len(part.does)) - 1]
+        if behaviour == "refuse":
+            raise NonRetryable("no")
+        if behaviour == "again":
+            raise Retryable("later")
+        if behaviour == "lost":
+            raise TimeoutError
+        await self._effect(call, step)
+        if behaviour == "lost_after":
+            raise TimeoutError
+        if behaviour == "fail_after":
+            raise NonRetryable("no, after all")
+        if behaviour == "hang":
+            await asyncio.Event().wait()
+        if behaviour == "wrong":
+            return {"trail": ()}  # type: ignore[return-value]
+        return done
+
+    async def _undo(self, part: Part, step: Step[Process]) -> None:
+        call, count = self._begin(Activity.COMPENSATION, step)
+        assert part.undo is not None
+        behaviour = part.undo[min(count, len(part.undo)) - 1]
+        if behaviour == "refuse":
+            raise NonRetryable("no")
+        if behaviour == "again":
+            raise Retryable("later")
+        if behaviour == "lost":
+            raise TimeoutError
+        self.closed.add(step.idempotency_key.removesuffix("/compensation"))
+        await self._effect(call, step)
+        if behaviour == "lost_after":
+            raise TimeoutError
+        if behaviour == "hang":
+            await asyncio.Event().wait()
+
+    async def _ask(self, part: Part, order: Order, step: Step[Process]) -> Order | None:
+        self._begin(Activity.PROBE, step)
+
+        async def look() -> bool:
+            return step.idempotency_key in self.happened
+
+        answer = await step.resources.point(f"probe of {part.name}", look)
+        if part.probe == "lost":
+            raise TimeoutError
+        return order.model_copy(update={"trail": (*order.trail, part.name)}) if answer else None
+
+
+@contextlib.asynccontextmanager
+async def working(
+    store: MongoStore,
+    *sagas: Saga[Any],
+    resources: object = None,
+    name: str = "worker",
+    monotonic: Callable[[], float] = monotonic,
+    **options: Any,
+) -> AsyncIterator[tuple[Worker, asyncio.Task[None]]]:
+    """A real worker in this process, and the task that runs it; told to go at the end, with no grace."""
+    options = {"poll": timedelta(milliseconds=50), "handle_signals": False, **options}
+    worker = Worker(store, sagas, resources=resources, name=name, options=WorkerOptions(**options), monotonic=monotonic)
+    task = asyncio.create_task(worker.run())
+    try:
+        yield worker, task
+    finally:
+        worker.stop()
+        worker.stop()
+        ended, _ = await asyncio.wait({task}, timeout=30)
+        if not ended:
+            task.cancel()
+            raise AssertionError("the worker did not come to its end within 30 s")
+        if not task.cancelled() and (error := task.exception()) is not None:
+            raise error
+
+
+class Gate:
+    """Where a step of a test waits until it is let go, and says so."""
+
+    def __init__(self) -> None:
+        self.entered = asyncio.Event()
+        self.opened = asyncio.Event()
+        self.broken_off = asyncio.Event()
+
+    async def wait(self) -> None:
+        self.entered.set()
+        try:
+            await self.opened.wait()
+        except asyncio.CancelledError:
+            self.broken_off.set()
+            raise
+
+
+def plans(points: int, fate: str) -> Iterator[Plan]:
+    """Before and after each of so many points."""
+    return (Plan(at, after, fate) for at, after in itertools.product(range(1, points + 1), (False, True)))

@@ -1,0 +1,419 @@
+"""The invariants of a run, in one place: every test that kills something asks this module whether the outcome is right.
+
+    check(saga, run, journal, ledger)        raises InvariantBroken with every broken promise, in plain sentences
+
+It is given the definition, the run document, its journal and the *ledger*: what the participants saw. A ledger has one
+`Call` for each time that a step, a compensation or a probe was called, with the idempotency key it was given, and says
+of each whether that call had its effect. The oracle never asks the library what it thinks: it folds nothing and decides
+nothing, it compares what was promised with what stands in the database and with what happened outside.
+
+Participants are as the documentation asks them to be: a repeated key has the effect once, a compensation tolerates that
+there is nothing to undo, and a request that arrives after its own compensation has no effect any more.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from sagas.decide import Activity
+from sagas.definition import Saga, StepDefinition, StepKind
+from sagas_store.entries import Entry, Kind
+from sagas_store.runs import RunRecord
+from sagas_store.states import HELD, OPEN, SETTLED, Phase, State
+
+__all__ = ["Call", "InvariantBroken", "Oracle", "check", "faults"]
+
+UNDONE: Final = frozenset({State.COMPENSATED, State.CANCELLED, State.TIMED_OUT})
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
+_OUTCOMES: Final = {
+    Activity.STEP: {Kind.STEP_SUCCEEDED, Kind.STEP_RETRY_SCHEDULED, Kind.STEP_FAILED, Kind.INTERRUPTED},
+    Activity.PROBE: {Kind.PROBE_SUCCEEDED, Kind.PROBE_RETRY_SCHEDULED, Kind.PROBE_FAILED},
+    Activity.COMPENSATION: {
+        Kind.COMPENSATION_SUCCEEDED,
+        Kind.COMPENSATION_RETRY_SCHEDULED,
+        Kind.COMPENSATION_FAILED,
+    },
+}
+_COUNTED: Final = {  # failed tries, which the policy bounds
+    Activity.STEP: {Kind.STEP_RETRY_SCHEDULED, Kind.STEP_FAILED},
+    Activity.PROBE: {Kind.PROBE_RETRY_SCHEDULED, Kind.PROBE_FAILED},
+    Activity.COMPENSATION: {Kind.COMPENSATION_RETRY_SCHEDULED, Kind.COMPENSATION_FAILED},
+}
+
+
+class InvariantBroken(AssertionError):
+    """What was promised is not so; each line is one broken promise."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Call:
+    """Application code was called once."""
+
+    order: int
+    """Calls of one run in the order in which they began."""
+    activity: Activity
+    step: str
+    key: str
+    attempt: int
+    try_number: int
+    applied: bool = False
+    """This very call had its effect: not refused, not a repeat, not broken off before it."""
+    seen_seq: int | None = None
+    """The newest entry of the journal when it began, where the test can tell."""
+
+    def __str__(self) -> str:
+        return f"{self.activity} {self.step} (call {self.order}, attempt {self.attempt}, try {self.try_number})"
+
+
+def check(
+    saga: Saga[Any],
+    run: RunRecord,
+    journal: Sequence[Entry],
+    ledger: Sequence[Call],
+    *,
+    at_rest: bool = True,
+    suspended: bool = False,
+) -> None:
+    """Raise InvariantBroken unless everything promised of this run is so.
+
+    `at_rest`: everybody who could drive it has had the time to: it must be held or settled. `suspended`: a worker may
+    have been frozen and thawed, so that a call it was about to make came after it had lost the run; it must then have
+    had no effect of its own, and no entry.
+    """
+    if broken := faults(saga, run, journal, ledger, at_rest=at_rest, suspended=suspended):
+        story = "\n".join(_story(run, journal, ledger))
+        raise InvariantBroken(f"run {run.run_id} ({saga.name}):\n- " + "\n- ".join(broken) + f"\n{story}")
+
+
+def faults(
+    saga: Saga[Any],
+    run: RunRecord,
+    journal: Sequence[Entry],
+    ledger: Sequence[Call],
+    *,
+    at_rest: bool = True,
+    suspended: bool = False,
+) -> list[str]:
+    """Every broken promise, one sentence each; empty when all is well."""
+    return Oracle(saga, run, list(journal), sorted(ledger, key=lambda call: call.order), suspended).faults(at_rest)
+
+
+class Oracle:
+    """One run under examination."""
+
+    def __init__(
+        self, saga: Saga[Any], run: RunRecord, journal: list[Entry], ledger: list[Call], suspended: bool
+    ) -> None:
+        self.run = run
+        self.journal = journal
+        self.ledger = ledger
+        self.suspended = suspended
+        self.steps: dict[str, StepDefinition[Any]] = {step.name: step for step in saga.steps}
+        self.place = {name: place for place, name in enumerate(self.steps)}
+        self.pivot = next((step.name for step in saga.steps if step.kind is StepKind.PIVOT), None)
+        self.plain = all(step.kind is StepKind.UNCOMPENSATED for step in saga.steps)
+        self.successes = {entry.step: entry for entry in journal if _is_success(entry)}
+        self.undone = {entry.step: entry for entry in journal if entry.kind is Kind.COMPENSATION_SUCCEEDED}
+        self.rollback = next((entry for entry in journal if entry.kind is Kind.ROLLBACK_BEGUN), None)
+
+    def faults(self, at_rest: bool) -> list[str]:
+        broken = list(self.unknown_names())
+        if broken:
+            return broken  # the other questions make no sense then
+        parts = [
+            self.run_document(at_rest),
+            self.numbering(),
+            self.fences(),
+            self.outcomes(),
+            self.tries(),
+            self.keys_and_effects(),
+            self.forward_order(),
+            self.compensations(),
+            self.rest(),
+        ]
+        return list(itertools.chain.from_iterable(parts))
+
+    # ---------------------------------------------------------------- the documents
+
+    def unknown_names(self) -> Iterator[str]:
+        for entry in self.journal:
+            if entry.step is not None and entry.step not in self.steps:
+                yield f"Entry {entry.seq} names step {entry.step}, which the definition does not have."
+        for call in self.ledger:
+            if call.step not in self.steps:
+                yield f"{call.step} was called and is not in the definition."
+
+    def run_document(self, at_rest: bool) -> Iterator[str]:
+        run = self.run
+        if at_rest and run.state not in HELD | SETTLED:
+            yield f"Nobody drives the run any more and it is {run.state}, neither held nor settled."
+        if (run.due_at is not None) != (run.state in OPEN):
+            yield f"The run is {run.state} and {'has no' if run.due_at is None else 'has a'} due_at."
+        if (run.settled_at is not None) != (run.state in SETTLED):
+            yield f"The run is {run.state} and its settled_at is {run.settled_at}."
+        if run.state in HELD and not (run.held and run.held.reason):
+            yield f"The run is held ({run.state}) without a reason."
+        if run.state in HELD:
+            phase = Phase.ROLLING_BACK if self.rollback else Phase.PAST_GATE if run.gate_passed_at else Phase.FORWARD
+            if run.phase is not phase:
+                yield f"The run is held ({run.state}), lists show it as {run.phase}, and it is {phase}."
+        if run.state in OPEN and (run.due_at or _EPOCH) < run.created_at and run.attempts == 0:
+            yield "A fresh run was due before it was created."
+
+    def numbering(self) -> Iterator[str]:
+        found = [entry.seq for entry in self.journal]
+        if found != list(range(1, len(found) + 1)):
+            yield f"The journal's numbers have gaps or repeats: {found}."
+        for before, after in itertools.pairwise(self.journal):
+            if after.attempt < before.attempt:
+                yield f"Entry {after.seq} is of attempt {after.attempt}, the one before it of {before.attempt}."
+
+    def fences(self) -> Iterator[str]:
+        """Nobody wrote under an old claim after a takeover, and every takeover was announced first."""
+        owner: dict[int, tuple[str, str]] = {}
+        previous: Entry | None = None
+        for entry in self.journal:
+            known = owner.setdefault(entry.attempt, (entry.token, entry.worker))
+            if known != (entry.token, entry.worker):
+                yield f"Attempt {entry.attempt} was written by two claims (entry {entry.seq})."
+            begins = previous is None or previous.attempt != entry.attempt
+            if begins and entry.attempt > 1 and entry.kind is not Kind.TAKEN_OVER:
+                yield f"Attempt {entry.attempt} began with {entry.kind} (entry {entry.seq}), not with its takeover."
+            if entry.kind is Kind.TAKEN_OVER and not begins:
+                yield f"Attempt {entry.attempt} announced its takeover in its middle (entry {entry.seq})."
+            if entry.kind is Kind.TAKEN_OVER and entry.attempt == 1:
+                yield f"The first attempt took something over (entry {entry.seq})."
+            previous = entry
+        tokens = [token for token, _ in owner.values()]
+        if len(set(tokens)) != len(tokens):
+            yield "Two attempts wrote under one claim token."
+        latest = max((entry.attempt for entry in self.journal), default=0)
+        if latest > self.run.attempts:
+            yield f"The journal knows attempt {latest}, the run only {self.run.attempts}."
+        claim = self.run.claim
+        if claim is not None and latest == self.run.attempts and owner[latest][0] != claim.token:
+            yield f"The last entries were not written under the claim that the run is held under (attempt {latest})."
+        for call in self.ledger:
+            if not 1 <= call.attempt <= self.run.attempts:
+                yield f"{call} was made by an attempt that the run does not know ({self.run.attempts} so far)."
+
+    # ---------------------------------------------------------------- outcomes
+
+    def outcomes(self) -> Iterator[str]:
+        """One success per step, in order; nothing after an end; nothing again after a success."""
+        succeeded = [entry for entry in self.journal if _is_success(entry)]
+        expected = list(self.steps)[: len(succeeded)]
+        if [entry.step for entry in succeeded] != expected:
+            yield f"Steps succeeded as {[entry.step for entry in succeeded]}, the definition says {expected}."
+        undone = [entry.step for entry in self.journal if entry.kind is Kind.COMPENSATION_SUCCEEDED]
+        if len(set(undone)) != len(undone):
+            yield f"A compensation succeeded twice: {undone}."
+        ended: dict[tuple[Activity, str | None], Entry] = {}
+        for entry in self.journal:
+            for activity, kinds in _OUTCOMES.items():
+                if entry.kind not in kinds:
+                    continue
+                if (end := ended.get((activity, entry.step))) is not None:
+                    yield f"Entry {entry.seq} ({entry.kind} {entry.step}) comes after {end.kind} at {end.seq}."
+                if entry.kind in (Kind.STEP_FAILED, Kind.COMPENSATION_FAILED) or _is_success(entry):
+                    ended[activity, entry.step] = entry
+                if entry.kind is Kind.COMPENSATION_SUCCEEDED:
+                    ended[activity, entry.step] = entry
+        for call in self.ledger:
+            done = self.undone if call.activity is Activity.COMPENSATION else self.successes
+            if (success := done.get(call.step)) is not None and self._is_after(call, success):
+                yield f"{call} was made after entry {success.seq} had journaled its success."
+
+    def tries(self) -> Iterator[str]:
+        for activity, kinds in _OUTCOMES.items():
+            for name, step in self.steps.items():
+                entries = [entry for entry in self.journal if entry.kind in kinds and entry.step == name]
+                numbers = [entry.try_number for entry in entries if entry.try_number is not None]
+                if any(after <= before for before, after in itertools.pairwise(numbers)):
+                    yield f"The tries of {activity} {name} are journaled as {numbers}."
+                part = {
+                    Activity.STEP: step.forward,
+                    Activity.PROBE: step.question,
+                    Activity.COMPENSATION: step.undo,
+                }[activity]
+                failed = sum(entry.kind in _COUNTED[activity] for entry in entries)
+                bound = part.retry.max_attempts if part is not None else 0
+                if activity is not Activity.PROBE and bound is not None and failed > bound:
+                    yield f"{activity} {name} failed {failed} times, its policy allows {bound}."
+                calls = [call for call in self.ledger if call.activity is activity and call.step == name]
+                if self.suspended:
+                    continue
+                told = [(call.attempt, call.try_number) for call in calls]
+                if any(after[0] < before[0] or after[1] < before[1] for before, after in itertools.pairwise(told)):
+                    yield f"Calls of {activity} {name} were told these attempts and tries: {told}."
+
+    # ---------------------------------------------------------------- effects
+
+    def keys_and_effects(self) -> Iterator[str]:
+        keys: dict[tuple[str, bool], set[str]] = defaultdict(set)
+        users: dict[str, set[tuple[str, bool]]] = defaultdict(set)
+        effects: dict[str, int] = defaultdict(int)
+        for call in self.ledger:
+            what = call.step, call.activity is Activity.COMPENSATION  # a probe asks about its step's own key
+            keys[what].add(call.key)
+            users[call.key].add(what)
+            effects[call.key] += call.applied
+        for (step, compensation), used in keys.items():
+            if len(used) > 1:
+                yield f"{'The compensation of ' if compensation else ''}{step} was given {len(used)} different keys."
+        for key, by in users.items():
+            if len(by) > 1:
+                yield f"Key {key} was given to several: {sorted(by)}."
+        for key, times in effects.items():
+            if times > 1:
+                yield f"The effect under {key} happened {times} times."
+        for name, success in self.successes.items():
+            assert name is not None
+            if not self._applied(Activity.STEP, name):
+                yield f"{name} is journaled as succeeded (entry {success.seq}) and had no effect."
+        for name, undone in self.undone.items():
+            assert name is not None
+            if not self._applied(Activity.COMPENSATION, name):
+                yield f"The compensation of {name} is journaled (entry {undone.seq}) and never happened."
+
+    def forward_order(self) -> Iterator[str]:
+        """Steps begin in order, after what comes before them is journaled, and never once the run has turned back."""
+        for call in self.ledger:
+            if call.activity is Activity.COMPENSATION:
+                continue
+            if self.rollback is not None and self._is_after(call, self.rollback):
+                yield f"{call} was made after entry {self.rollback.seq} had begun the rollback."
+            before = list(self.steps)[: self.place[call.step]]
+            for name in before:
+                success = self.successes.get(name)
+                if success is None or self._is_before(call, success):
+                    yield f"{call} was made before the success of {name} was journaled."
+            if call.step == self.pivot and self.run.gate_passed_at is None:
+                yield f"{call} was made and the gate was never passed."
+            announced = self._announced(call)
+            if call.activity is Activity.STEP and announced not in (None, f"step:{call.step}"):
+                yield f"{call} was made and the journal had announced {announced!r}: a crash would not put it in doubt."
+        if self.rollback is None:
+            return
+        for entry in self.journal:
+            forward = entry.kind in _OUTCOMES[Activity.STEP] | _OUTCOMES[Activity.PROBE]
+            if forward and entry.seq > self.rollback.seq:
+                yield f"Entry {entry.seq} ({entry.kind}) goes forward after the rollback began ({self.rollback.seq})."
+        if self.pivot is not None and self._applied(Activity.STEP, self.pivot):
+            yield f"The pivot {self.pivot} had its effect and the run turned back all the same."
+
+    def compensations(self) -> Iterator[str]:
+        calls = [call for call in self.ledger if call.activity is Activity.COMPENSATION]
+        entries = [entry for entry in self.journal if entry.kind in _OUTCOMES[Activity.COMPENSATION]]
+        if self.rollback is None:
+            yield from (f"{call} was made and no rollback was ever journaled." for call in calls)
+        else:
+            for call in calls:
+                if self._is_before(call, self.rollback):
+                    yield f"{call} was made before the rollback was journaled."
+                if (self._announced(call) or "compensation:").partition(":")[0] != Activity.COMPENSATION:
+                    yield f"{call} was made and the journal had announced {self._announced(call)!r}."
+        for what, order in (
+            ("called", [call.step for call in calls]),
+            ("journaled", [str(entry.step) for entry in entries]),
+        ):
+            places = [self.place[name] for name, _ in itertools.groupby(order)]
+            if any(after >= before for before, after in itertools.pairwise(places)) and not self.suspended:
+                yield f"Compensations were {what} as {order}, not newest first."
+        for call in calls:
+            if self.steps[call.step].undo is None:
+                yield f"{call} was made, and the definition has no such compensation."
+
+    # ---------------------------------------------------------------- where it ended
+
+    def rest(self) -> Iterator[str]:
+        state = self.run.state
+        owed = [
+            name
+            for name, step in self.steps.items()
+            if step.undo is not None and self._applied(Activity.STEP, name) and not self._is_undone(name)
+        ]
+        turned_back = state in UNDONE or state is State.FAILED
+        if turned_back and self.rollback is None:
+            yield f"The run is {state} and no rollback was journaled."
+        if turned_back:
+            yield from (f"The run is {state} and the effect of {name} stands." for name in owed)
+            for name, step in self.steps.items():
+                if step.undo is not None and name in self.successes and name not in self.undone:
+                    yield f"The run is {state}, {name} succeeded and its compensation is not journaled."
+        if state is State.FAILED and not self.plain:
+            yield "The run is failed, which only a plain durable function may be."
+        if state is State.COMPLETED:
+            missing = [name for name in self.steps if name not in self.successes]
+            if missing:
+                yield f"The run is completed and never journaled the success of {', '.join(missing)}."
+            if self.rollback is not None:
+                yield "The run is completed and had turned back."
+        past_gate = self.run.gate_passed_at is not None and self.rollback is None
+        if state in (State.IN_DOUBT, State.FORWARD_INCOMPLETE) and not past_gate:
+            yield f"The run is held as {state} and had not passed its gate, or had turned back."
+        if state is State.IN_DOUBT and self.pivot in self.successes:
+            yield "The run is held in doubt and its pivot is journaled as succeeded."
+        if state is State.FORWARD_INCOMPLETE and self.pivot is not None and self.pivot not in self.successes:
+            yield "The run is held as forward_incomplete and its pivot has not succeeded."
+        if state is State.COMPENSATION_FAILED:
+            failed = {entry.step for entry in self.journal if entry.kind is Kind.COMPENSATION_FAILED}
+            if self.rollback is None or not failed:
+                yield "The run is held as compensation_failed and no compensation failed."
+            if left := [name for name in owed if name not in failed]:
+                yield f"A failed compensation kept {', '.join(left)} from being undone."
+
+    # ---------------------------------------------------------------- small questions
+
+    def _applied(self, activity: Activity, step: str) -> Call | None:
+        return next(
+            (call for call in self.ledger if call.activity is activity and call.step == step and call.applied), None
+        )
+
+    def _is_undone(self, step: str) -> bool:
+        done, undone = self._applied(Activity.STEP, step), self._applied(Activity.COMPENSATION, step)
+        return step in self.undone and done is not None and undone is not None and undone.order > done.order
+
+    def _is_after(self, call: Call, entry: Entry) -> bool:
+        """Whether the call began once the entry stood, and its caller could have known."""
+        if call.seen_seq is None:
+            return call.attempt > entry.attempt
+        if self.suspended and call.attempt < entry.attempt:
+            return False
+        return call.seen_seq >= entry.seq
+
+    def _is_before(self, call: Call, entry: Entry) -> bool:
+        if call.seen_seq is None:
+            return call.attempt < entry.attempt
+        return call.seen_seq < entry.seq
+
+    def _announced(self, call: Call) -> str | None:
+        """What the newest entry said begins next when the call began; None where that cannot be told."""
+        if call.seen_seq is None:
+            return None
+        if call.seen_seq == 0:
+            return f"{Activity.STEP}:{next(iter(self.steps))}"
+        return self.journal[call.seen_seq - 1].next if call.seen_seq <= len(self.journal) else None
+
+
+def _is_success(entry: Entry) -> bool:
+    return entry.kind is Kind.STEP_SUCCEEDED or (entry.kind is Kind.PROBE_SUCCEEDED and entry.payload is not None)
+
+
+def _story(run: RunRecord, journal: Sequence[Entry], ledger: Sequence[Call]) -> Iterator[str]:
+    """What the database and the participants know, for whoever has to find out why."""
+    yield f"  run: {run.state}, phase {run.phase}, {run.attempts} attempts, gate {run.gate_passed_at}, held {run.held}"
+    for entry in journal:
+        more = f" in doubt={entry.in_doubt}" if entry.in_doubt else ""
+        yield (
+            f"  {entry.seq:3} attempt {entry.attempt} {entry.kind} {entry.step or entry.cause or entry.taken_from or ''}"
+            f" try {entry.try_number} next {entry.next}{more}"
+        )
+    for call in sorted(ledger, key=lambda call: call.order):
+        yield f"  {call} key ...{call.key[-24:]} saw entry {call.seen_seq}{', effect' if call.applied else ''}"
