@@ -217,8 +217,13 @@ class Progress(NamedTuple):
     stop_refused: bool = False
     """The journal says that a stop was refused."""
     stalled: int = 0
+    """Attempts in a row that ended by a lapsed lease without an outcome."""
+    lost_in: str | None = None
+    """What the newest of them had begun."""
     last_attempt: int = 0
-    last_was_takeover: bool = False
+    """The attempt that wrote the newest entry."""
+    last_outcome: int = 0
+    """The attempt that wrote the newest outcome."""
 
     @classmethod
     def of(cls, saga: Saga[Any]) -> Progress:
@@ -238,10 +243,11 @@ class Progress(NamedTuple):
         """The progress with one more entry. Raises JournalMisfit, naming the difference, where it cannot belong."""
         if entry.seq != self.seq + 1:
             raise JournalMisfit(f"the journal has entry {entry.seq} where {self.seq + 1} was expected")
-        taken_over = entry.kind is Kind.TAKEN_OVER
         if entry.kind in _BY_PERSONS:
-            return self._intervened(entry)._replace(seq=entry.seq, last_attempt=entry.attempt, last_was_takeover=False)
-        if taken_over:
+            return self._intervened(entry)._replace(
+                seq=entry.seq, last_attempt=entry.attempt, last_outcome=entry.attempt
+            )
+        if entry.kind is Kind.TAKEN_OVER:
             changed = self._taken_over(entry)
         elif entry.kind is Kind.STOP_REFUSED:
             # Noted before what was to begin did; this entry announces it again.
@@ -249,17 +255,19 @@ class Progress(NamedTuple):
         elif entry.kind is Kind.ROLLBACK_BEGUN:
             if self.rollback is not None:
                 raise JournalMisfit(f"entry {entry.seq} begins a second rollback")
+            if entry.cause is None:
+                raise JournalMisfit(f"entry {entry.seq} begins a rollback without a cause")
             changed = self._replace(rollback=entry.cause, turned_at=entry.step)
         else:
             changed = self._outcome(entry)
-        progressed = not taken_over and entry.kind not in (Kind.INTERRUPTED, Kind.STOP_REFUSED)
         changed = changed._replace(
             seq=entry.seq,
             begun=None,
             last_attempt=entry.attempt,
-            last_was_takeover=taken_over,
-            stalled=0 if progressed else changed.stalled,
         )
+        # A probe's "no" brings nothing forward: a step that kills its worker would be asked about for ever.
+        if entry.kind not in _NO_OUTCOME and (entry.kind is not Kind.PROBE_SUCCEEDED or entry.payload is not None):
+            changed = changed._replace(stalled=0, last_outcome=entry.attempt)
         return changed.announced(entry.next) if entry.next is not None else changed
 
     def announced(self, what: str) -> Progress:
@@ -278,15 +286,17 @@ class Progress(NamedTuple):
 
     def _taken_over(self, entry: Entry) -> Progress:
         begun = self.begun if self.seq else f"{Activity.STEP}:{next(iter(self.names))}"
-        if entry.taken_from is not State.RUNNING:
-            # Parked or handed back: what was to begin did not. What was broken off by a drain has its own entry.
-            return self.started(begun, -1)
-        # The lease lapsed. The attempts that ended so without any outcome are those that left no entry at all, and the
-        # one before this if all it left was its own takeover.
-        unseen = entry.attempt - self.last_attempt - 1
-        changed = self._replace(stalled=self.stalled + unseen + int(self.last_was_takeover))
+        changed = self
+        if entry.taken_from is State.RUNNING:
+            # Those that left no entry at all, and the one before this unless it left an outcome.
+            unseen = entry.attempt - self.last_attempt - 1
+            fruitless = int(self.last_attempt > 0 and self.last_outcome != self.last_attempt)
+            changed = self._replace(stalled=self.stalled + unseen + fruitless, lost_in=begun)
         name = (begun or "").partition(":")[2]
-        return changed.doubted(self.names[name]) if entry.in_doubt and name in self.names else changed
+        if entry.in_doubt and name in self.names:
+            return changed.doubted(self.names[name])
+        # Parked or handed back: what was to begin did not. What was broken off by a drain has its own entry.
+        return changed if entry.taken_from is State.RUNNING else changed.started(begun, -1)
 
     def _intervened(self, entry: Entry) -> Progress:
         """What an operator did while no worker held the run. What was to begin next still is."""
@@ -335,16 +345,22 @@ class Progress(NamedTuple):
                 return self.doubted(index)
             case "succeeded" if activity is Activity.COMPENSATION:
                 return self.with_step(index, step._replace(undone=True))
+            case "succeeded" if entry.payload is None and activity is Activity.STEP:
+                raise JournalMisfit(f"entry {entry.seq}: {entry.step} succeeded without a context")
             case "succeeded" if entry.payload is None:  # a probe: it did not happen
                 return self.with_step(index, step._replace(absent=True, probe=Tries(started=step.probe.started)))
             case "succeeded":
                 return self._succeeded(index, entry)
+        return self._failed(index, activity, entry, spent=outcome == "failed")
+
+    def _failed(self, index: int, activity: Activity, entry: Entry, *, spent: bool) -> Progress:
+        step = self.steps[index]
         tries: Tries = getattr(step, activity)
         failed = tries._replace(
             failed=tries.failed + 1,
             since=tries.since or entry.at,
             due_at=entry.due_at,
-            spent=outcome == "failed",
+            spent=spent,
         )
         changed = self.with_step(index, step.with_tries(activity, failed))
         if activity is not Activity.STEP:
@@ -365,6 +381,10 @@ class Progress(NamedTuple):
         """With one step's progress replaced."""
         return self._replace(steps=(*self.steps[:index], step, *self.steps[index + 1 :]))
 
+
+_NO_OUTCOME: Final = frozenset(
+    {Kind.TAKEN_OVER, Kind.INTERRUPTED, Kind.STOP_REFUSED, Kind.PROBE_RETRY_SCHEDULED, Kind.PROBE_FAILED}
+)
 
 _BY_PERSONS: Final = frozenset({Kind.RESUMED, Kind.VERDICT, Kind.RETRIED_NOW})
 
@@ -403,12 +423,15 @@ class Facts(NamedTuple):
     """How many bytes one context may have."""
 
 
+_DEADLINE_ANNOUNCED: Final = intent(BeginRollback(Cause.DEADLINE, None))
+
+
 def next_action(saga: Saga[Any], progress: Progress, facts: Facts, now: datetime) -> Action:
     """What to do now. Total: every journal that fits its definition has exactly one answer."""
     if facts.stop_refused and not progress.stop_refused:
         return NoteRefusal()
     if progress.stalled >= STALLED_MAX:
-        where = f" in {progress.begun}" if progress.begun else ""
+        where = f" in {progress.lost_in}" if progress.lost_in else ""
         return Hold(
             State.BROKEN,
             f"{progress.stalled} attempts in a row ended without an outcome{where}: its worker dies or loses its lease",
@@ -419,11 +442,14 @@ def next_action(saga: Saga[Any], progress: Progress, facts: Facts, now: datetime
 
 
 def _forward(saga: Saga[Any], progress: Progress, facts: Facts, now: datetime) -> Action:
-    can_turn_back = not facts.gate_passed
+    past_pivot = any(step.kind is StepKind.PIVOT for step in saga.steps[: progress.succeeded])
+    can_turn_back = not (facts.gate_passed or past_pivot)
     if can_turn_back:
         if facts.stop_asked:
             return BeginRollback(Cause.STOP, None)
-        if facts.deadline is not None and facts.deadline <= now:
+        # What an entry has announced is done, although another worker's clock may be a little behind.
+        over = facts.deadline is not None and facts.deadline <= now
+        if over or progress.begun == _DEADLINE_ANNOUNCED:
             return BeginRollback(Cause.DEADLINE, None)
     if progress.succeeded == len(saga.steps):
         return Settle(State.COMPLETED)
@@ -498,12 +524,15 @@ def _backward(saga: Saga[Any], progress: Progress, now: datetime) -> Action:
 # ------------------------------------------------------------------------------------ what a lost worker means
 
 
-def lost_in_doubt(saga: Saga[Any], progress: Progress, facts: Facts) -> bool:
-    """Whether, when a lease has lapsed, the step that was announced may have had its effect.
+def lost_in_doubt(saga: Saga[Any], progress: Progress, facts: Facts, *, attempt: int, taken_from: State) -> bool:
+    """Whether, at the beginning of `attempt`, the step that was announced may have had its effect.
 
+    So when the lease lapsed; and when attempts in between left no entry, since the one before those may have been lost.
     Not so for what cannot have begun: a pivot before its gate. Nor for a transactional step, whose effect commits
     together with its entry: no entry, no effect. Before the first entry it is the first step that was announced.
     """
+    if taken_from is not State.RUNNING and attempt - max(1, progress.last_attempt) < 2:
+        return False
     begun = progress.begun if progress.seq else f"{Activity.STEP}:{saga.steps[0].name}"
     activity, _, name = (begun or "").partition(":")
     if activity != Activity.STEP or name not in progress.names:
@@ -537,18 +566,18 @@ def after_failure(
     """Whether a failed try is followed by another, and when; `wait` gives the policy's wait after so many tries.
 
     A pivot that answers definitely, tried again under the same key, settles an earlier doubt: that is why it is tried
-    again. A step before the pivot stays in doubt once it was: compensating what never happened does no harm, while
-    leaving an effect behind would.
+    again. Being turned away is no such answer. A step before the pivot stays in doubt once it was: compensating what
+    never happened does no harm, while leaving an effect behind would.
     """
     did = progress.steps[progress.names[action.step.name]]
     tries: Tries = getattr(did, action.activity.value)
     again, over = _FAILED[action.activity]
     in_doubt = action.activity is Activity.STEP and (
-        failure.in_doubt or (did.in_doubt and action.step.kind is not StepKind.PIVOT)
+        failure.in_doubt or (did.in_doubt and (failure.retryable or action.step.kind is not StepKind.PIVOT))
     )
     failed = tries.failed + 1
     elapsed = now - (tries.since or now)
-    if not failure.retryable or not action.part.retry.allows(failed, elapsed):
-        return Verdict(over, in_doubt, None)
     pause = max(wait(failed), failure.retry_after or timedelta(0))
+    if not failure.retryable or not action.part.retry.allows(failed, elapsed + pause):
+        return Verdict(over, in_doubt, None)
     return Verdict(again, in_doubt, now + pause)

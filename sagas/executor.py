@@ -310,7 +310,9 @@ class Attempt:
                 break
             try:
                 taken_from = self._claim.taken_from
-                in_doubt = taken_from is State.RUNNING and lost_in_doubt(self._saga, self._progress, self._facts())
+                in_doubt = lost_in_doubt(
+                    self._saga, self._progress, self._facts(), attempt=self._claim.attempt, taken_from=taken_from
+                )
                 await self._append(Kind.TAKEN_OVER, taken_from=taken_from, in_doubt=in_doubt)
                 break
             except FenceLost:

@@ -192,7 +192,7 @@ class History:
         """A later attempt announces itself."""
         self.attempt += 1
         self._in_hand = None
-        in_doubt = taken_from is State.RUNNING and lost_in_doubt(self.saga, self.progress, self.facts)
+        in_doubt = lost_in_doubt(self.saga, self.progress, self.facts, attempt=self.attempt, taken_from=taken_from)
         return self.write(Kind.TAKEN_OVER, taken_from=taken_from, in_doubt=in_doubt)
 
     # ---------------------------------------------------------------- facts

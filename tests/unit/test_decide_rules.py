@@ -950,7 +950,7 @@ PLAIN_FUNCTIONS = [
         "5.1",
         "a plain durable function that raised for good failed: there was nothing to undo",
         PLAIN,
-        lambda run: run.succeeds("fetch").raises("store", DEFINITE).turns_back(),
+        lambda run: run.succeeds("fetch").raises("store", DEFINITE),
         "settle as failed",
     ),
     Rule("5.2", "stopped, it is cancelled", PLAIN, lambda run: run.is_stopped().turns_back(), "settle as cancelled"),
