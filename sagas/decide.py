@@ -287,16 +287,19 @@ class Progress(NamedTuple):
     def _taken_over(self, entry: Entry) -> Progress:
         begun = self.begun if self.seq else f"{Activity.STEP}:{next(iter(self.names))}"
         changed = self
-        if entry.taken_from is State.RUNNING:
-            # Those that left no entry at all, and the one before this unless it left an outcome.
-            unseen = entry.attempt - self.last_attempt - 1
-            fruitless = int(self.last_attempt > 0 and self.last_outcome != self.last_attempt)
-            changed = self._replace(stalled=self.stalled + unseen + fruitless, lost_in=begun)
+        unseen = entry.attempt - max(1, self.last_attempt) - 1  # attempts that left no entry at all
+        maybe_lost = entry.taken_from is State.RUNNING or unseen > 0
+        if maybe_lost:
+            # The attempt that wrote the newest entry (or, before the first, the first attempt) was lost, or may have
+            # been, and counts unless it left an outcome. Those after it count only if the last of them was lost too.
+            fruitless = int(self.last_attempt == 0 or self.last_outcome != self.last_attempt)
+            lost = max(0, unseen) if entry.taken_from is State.RUNNING else 0
+            changed = self._replace(stalled=self.stalled + fruitless + lost, lost_in=begun)
         name = (begun or "").partition(":")[2]
         if entry.in_doubt and name in self.names:
             return changed.doubted(self.names[name])
         # Parked or handed back: what was to begin did not. What was broken off by a drain has its own entry.
-        return changed if entry.taken_from is State.RUNNING else changed.started(begun, -1)
+        return changed if maybe_lost else changed.started(begun, -1)
 
     def _intervened(self, entry: Entry) -> Progress:
         """What an operator did while no worker held the run. What was to begin next still is."""
