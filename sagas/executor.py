@@ -149,6 +149,8 @@ class Attempt:
         """The stop as far as it has been read; `_news` says that there is one to read."""
         self._news = False
         self._draining = False
+        self._hurried = False
+        """The drain's grace is over: no step begins any more."""
         self._nudge = asyncio.Event()
         """Ends a wait early: there is news, or a drain."""
         self._in_hand: Perform | None = None
@@ -167,6 +169,7 @@ class Attempt:
     def interrupt(self) -> None:
         """Break off the step in hand, then hand the run back. A compensation is left to finish."""
         self.drain()
+        self._hurried = True
         if self._in_hand is not None and self._in_hand.activity is not Activity.COMPENSATION:
             self._break_off()
 
@@ -302,6 +305,9 @@ class Attempt:
         """Fold the journal and, unless this is the first attempt, fence whoever drove the run before."""
         payload_of: dict[int | None, bytes] = {None: self._payload}
         for reread in range(_REREADS_MAX + 1):
+            if any(entry.attempt > self._claim.attempt for entry in self._entries):
+                # We were frozen between claiming and reading. A later attempt has the run, and no number would stop us.
+                raise FenceLost(self.run.run_id, "take over")
             for entry in self._entries[self._progress.seq :]:
                 self._progress = self._progress.after(entry)
                 payload_of[entry.seq] = entry.payload or b""
@@ -405,6 +411,8 @@ class Attempt:
 
     async def _call(self, action: Perform, session: Any = None) -> _Returned | _Raised | _Interrupted:
         """Run the function within its timeout."""
+        if self._hurried and action.activity is not Activity.COMPENSATION:
+            return _Interrupted()
         part = action.part
         step = self._step(action, session)
         context = self._context
@@ -434,9 +442,12 @@ class Attempt:
             self._scope = self._in_hand = self._overstays_at = None
             if deadline is not None:
                 deadline.cancel()
+        return self._failed_try(part, error, timed_out=scope.expired())
+
+    def _failed_try(self, part: Part, error: BaseException, *, timed_out: bool) -> _Raised | _Interrupted:
         if self._broken_off:
             return _Interrupted()
-        if scope.expired() and isinstance(error, TimeoutError):
+        if timed_out and isinstance(error, TimeoutError):
             assert part.timeout is not None
             error = TimeoutError(f"no outcome within {part.timeout.total_seconds():g} s")
         return _Raised(error, part.retry.failure(error))

@@ -32,6 +32,7 @@ __all__ = ["Worker", "WorkerOptions"]
 
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 _RENEWALS_PER_LEASE: Final = 3
+_LOOKS_PER_LEASE: Final = 20
 _LOOK_S: Final = 0.5
 """While draining: how often to look whether what is left ever ends."""
 
@@ -133,29 +134,37 @@ class Worker:
             park_after=self.options.park_after,
             monotonic=self._monotonic,
         )
-        helpers = [
-            asyncio.create_task(self._keep_leases()),
-            asyncio.create_task(self._store.hints.on_due(sorted({name for name, _ in self._sagas}), self._wake.set)),
-            asyncio.create_task(self._store.hints.on_stop(self._notice_stop)),
-        ]
-        self._log.info("worker started", sagas=[f"{name}@{version}" for name, version in self._sagas])
+        work = asyncio.create_task(self._work(executor))
         with self._signals():
             try:
-                await self._claim_until_drained(executor)
+                await asyncio.shield(work)
             except asyncio.CancelledError:
                 # Whoever cancels the worker wants it gone, not its runs torn: break off steps, hand back, then go.
                 self.stop()
                 self._hurry.set()
-                await asyncio.shield(self._drain())
+                while not work.done():
+                    with contextlib.suppress(asyncio.CancelledError):
+                        await asyncio.shield(work)
                 raise
-            else:
-                await self._drain()
             finally:
-                for helper in helpers:
-                    helper.cancel()
-                await asyncio.gather(*helpers, return_exceptions=True)
                 pool.shutdown(wait=False, cancel_futures=True)
                 self.left_behind = len(self._tasks) + len(executor.thread_calls)
+
+    async def _work(self, executor: Executor) -> None:
+        helpers = [
+            asyncio.create_task(self._keep_leases()),
+            asyncio.create_task(self._watch_leases()),
+            asyncio.create_task(self._store.hints.on_due(sorted({name for name, _ in self._sagas}), self._wake.set)),
+            asyncio.create_task(self._store.hints.on_stop(self._notice_stop)),
+        ]
+        self._log.info("worker started", sagas=[f"{name}@{version}" for name, version in self._sagas])
+        try:
+            await self._claim_until_drained(executor)
+            await self._drain()
+        finally:
+            for helper in helpers:
+                helper.cancel()
+            await asyncio.gather(*helpers, return_exceptions=True)
         self._log.info("worker drained")
 
     def stop(self) -> None:
@@ -261,7 +270,6 @@ class Worker:
         interval_s = self.options.lease.total_seconds() / _RENEWALS_PER_LEASE
         while True:
             await asyncio.sleep(interval_s)
-            self._write_off(self.options.lease)
             held = {run_id: attempt.lease for run_id, attempt in self._attempts.items()}
             if not held:
                 continue
@@ -284,6 +292,18 @@ class Worker:
                     attempt.lose()
             for run_id in renewal.stopped:
                 self._notice_stop(run_id)
+
+    async def _watch_leases(self) -> None:
+        """Break off what goes on beyond its lease: cut off from the database, or swallowing its cancellation.
+
+        Another worker may be running the same step by then.
+        """
+        while True:
+            await asyncio.sleep(self.options.lease.total_seconds() / _LOOKS_PER_LEASE)
+            for attempt in list(self._attempts.values()):
+                if not attempt.lease.holds:
+                    attempt.lose()
+            self._write_off(self.options.lease)
 
     def _write_off(self, patience: timedelta) -> None:
         """Give up on functions that swallow their cancellation: their leases lapse, and another attempt goes on."""

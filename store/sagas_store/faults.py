@@ -89,22 +89,22 @@ class Patience:
         when the server refused for good. Duplicate keys and documents over the limit pass through untouched: they are
         answers, and the caller knows what they mean.
         """
-
-        async def once() -> T:
-            # The driver's own deadline, sent to the server too: without it a silent network holds a reply for ever.
-            with pymongo.timeout(self.reply_s):
-                return await attempt()
-
         try:
-            return await once()  # the ordinary case pays for no retry machinery
+            return await self.once(attempt)  # the ordinary case pays for no retry machinery
         except errors.PyMongoError as error:
             first = error
         if not passes(first):
             raise self._named(operation, first) from first
         try:
-            return await self._again(once, passes)
+            return await self._again(lambda: self.once(attempt), passes)
         except errors.PyMongoError as error:
             raise self._named(operation, error) from error
+
+    async def once(self, attempt: Callable[[], Awaitable[T]]) -> T:
+        """Await `attempt()` once, for no longer than one reply is waited for. Driver errors pass through."""
+        # The driver's own deadline, sent to the server too: without it a silent network holds a reply for ever.
+        with pymongo.timeout(self.reply_s):
+            return await attempt()
 
     async def transact(self, transaction: Callable[[], Awaitable[T]]) -> T:
         """Await a whole transaction, again when it was aborted by a passing fault, so that nothing of it happened.

@@ -6,15 +6,14 @@ from collections.abc import Sequence
 from enum import Enum, auto
 from typing import Any, Final
 
-import bson
 from pymongo import errors
 
 from sagas_store.drivers import Collection, Document
 
 __all__ = ["InsertTogether", "Inserted"]
 
-_DOCUMENT_BYTES_MAX: Final = 16 * 1024 * 1024
-_NEARLY: Final = 15 * 1024 * 1024
+_PAYLOAD_BYTES_MAX: Final = 15 * 1024 * 1024
+"""MongoDB's limit is 16 MiB for a whole document; the rest is room for the claim, the stop and the state to come."""
 _DUPLICATE: Final = 11000
 _INVALID: Final = 121
 _TOO_LARGE: Final = frozenset({10334, 17419, 17420})
@@ -89,10 +88,13 @@ class InsertTogether:
         keys = [self._documents[index]["_id"] for index in indexes]
         # A majority read: what stands on the primary alone can vanish with it. Not yet visible means "ask again", and
         # the repeat inserts it anew should it have been rolled back.
-        found: dict[Any, Any] = {
-            _hashable(one["_id"]): one.get("token")
-            for one in await self._collection.find({"_id": {"$in": keys}}, {"token": 1}).to_list(None)
-        }
+        documents: list[Document]
+        if len(keys) == 1:
+            one = await self._collection.find_one({"_id": keys[0]}, {"token": 1})
+            documents = [one] if one is not None else []
+        else:
+            documents = await self._collection.find({"_id": {"$in": keys}}, {"token": 1}).to_list(None)
+        found: dict[Any, Any] = {_hashable(one["_id"]): one.get("token") for one in documents}
         for index, key in zip(indexes, map(_hashable, keys), strict=True):
             if key not in found:
                 raise errors.AutoReconnect("a document with this key exists and is not yet on a majority")
@@ -106,6 +108,5 @@ def _hashable(key: Any) -> Any:
 
 
 def _too_large(document: Document) -> bool:
-    """Whether the server would not take it; measured exactly only where it might be so."""
-    payload = sum(len(value) for value in document.values() if isinstance(value, bytes))
-    return payload > _NEARLY and (payload > _DOCUMENT_BYTES_MAX or len(bson.encode(document)) > _DOCUMENT_BYTES_MAX)
+    """Whether the server would not take it, or not take what will have to be added to it."""
+    return sum(len(value) for value in document.values() if isinstance(value, bytes)) > _PAYLOAD_BYTES_MAX

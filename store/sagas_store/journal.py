@@ -72,8 +72,12 @@ class Journal:
 
         Driver errors pass through, so that the transaction can be repeated as a whole.
         """
-        try:
+
+        async def insert() -> None:
             await self._collection.insert_one(_to_document(entry), session=session)
+
+        try:
+            await self._patience.once(insert)
         except errors.DuplicateKeyError as error:
             raise FenceLost(entry.run_id, f"entry {entry.seq}") from error
 

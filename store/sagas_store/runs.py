@@ -111,13 +111,13 @@ class RunRecord:
     claim: Claim | None
     """The claim it is held under, or the last one."""
     held: Held | None
-    stop: Stop | None
-    deadline: datetime | None
-    overdue: bool
-    """The deadline passed after the gate; the run goes on."""
-    restarted_from: str | None
     input: bytes | None
     """None where the question did not ask for it."""
+    stop: Stop | None = None
+    deadline: datetime | None = None
+    overdue: bool = False
+    """The deadline passed after the gate; the run goes on."""
+    restarted_from: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,16 +213,16 @@ class Runs:
 
         On a repeat whose first reply was lost, so do all of them. Raises RecordTooLarge once the others are stored.
         """
-        fates = await self._insert_together(runs)
+        fates = await self._insert_together(runs, "start many")
         existing = {run.run_id for run, fate in zip(runs, fates, strict=True) if isinstance(fate, RunExists)}
         for fate in fates:
             if fate is not None and not isinstance(fate, RunExists):
                 raise fate
         return existing
 
-    async def _insert_together(self, runs: Sequence[NewRun]) -> list[StoreError | None]:
+    async def _insert_together(self, runs: Sequence[NewRun], operation: str = "start") -> list[StoreError | None]:
         outcomes = await self._patience.call(
-            "start", InsertTogether(self._collection, [_new_document(run) for run in runs])
+            operation, InsertTogether(self._collection, [_new_document(run) for run in runs])
         )
         fates: dict[Inserted, Callable[[str], StoreError | None]] = {
             Inserted.YES: lambda _: None,
@@ -243,12 +243,16 @@ class Runs:
         candidates to another worker means looking for further ones, a few times. Leases end at server time + `lease`.
         """
         claimed: list[RunRecord] = []
+        if not definitions:
+            return claimed
         for _ in range(_CLAIM_ROUNDS):
             wanted = limit - len(claimed)
+            if wanted <= 0:  # the server takes a limit of 0 for no limit
+                break
             candidates = await self._due_ids(definitions, wanted)
             if candidates:
                 claimed += await self._stamp(candidates, token, worker, lease)
-            if len(candidates) < wanted or len(claimed) >= limit:
+            if len(candidates) < wanted:
                 break
         return claimed
 
@@ -277,7 +281,12 @@ class Runs:
                             "state": State.RUNNING,
                             "due_at": _from_now(lease),
                             "attempts": {"$add": ["$attempts", 1]},
-                            "claim": {"token": token, "worker": worker, "taken_from": "$state", "at": "$$NOW"},
+                            "claim": {
+                                "token": {"$literal": token},
+                                "worker": {"$literal": worker},
+                                "taken_from": "$state",
+                                "at": "$$NOW",
+                            },
                         }
                     }
                 ],
@@ -288,9 +297,10 @@ class Runs:
         await self._patience.call("claim", stamp)
 
         async def read_back() -> list[Document]:
-            return await self._collection.find(ours, sort=[("due_at", 1)]).to_list(None)
+            return await self._collection.find(ours).to_list(None)
 
-        return [_record(document) for document in await self._patience.call("read claimed runs", read_back)]
+        found = {one["_id"]: one for one in await self._patience.call("read claimed runs", read_back)}
+        return [_record(found[run_id]) for run_id in run_ids if run_id in found]
 
     async def next_due_at(self, definitions: Sequence[tuple[str, int]]) -> datetime | None:
         """When the next run of these definitions is due (it may be in the past), or None when none ever is."""
@@ -310,9 +320,13 @@ class Runs:
 
         Tells in the same trip which runs are no longer held under their token, and which have a stop recorded.
         """
-        mine = {
-            "_id": {"$in": list(held)},
-            "claim.token": {"$in": sorted(set(held.values()))},
+        if not held:
+            return Renewal(frozenset(), frozenset())
+        batches: dict[str, list[str]] = {}
+        for run_id, token in held.items():
+            batches.setdefault(token, []).append(run_id)
+        mine: Document = {
+            "$or": [{"_id": {"$in": run_ids}, "claim.token": token} for token, run_ids in batches.items()],
             "state": State.RUNNING,
         }
 
@@ -331,13 +345,9 @@ class Runs:
             return Renewal(frozenset(), ids)
 
         async def read() -> list[Document]:
-            return await self._collection.find(mine, {"claim.token": 1}).to_list(None)
+            return await self._collection.find(mine, {"_id": 1}).to_list(None)
 
-        kept = {
-            found["_id"]
-            for found in await self._patience.call("read renewed", read)
-            if found["claim"]["token"] == held[found["_id"]]
-        }
+        kept = {found["_id"] for found in await self._patience.call("read renewed", read)}
         return Renewal(frozenset(held) - kept, ids)
 
     async def pass_gate(self, run: RunRecord) -> None:

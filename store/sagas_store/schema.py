@@ -114,7 +114,14 @@ def _in(states: frozenset[State]) -> Document:
 # one without its reason, cannot be stored by anybody.
 _RUN_SHAPES: Final = [
     {"allOf": [_in(OPEN), _with("due_at", present=True), _with("settled_at", present=False)]},
-    {"allOf": [_in(HELD), _with("held", present=True), _with("due_at", present=False)]},
+    {
+        "allOf": [
+            _in(HELD),
+            _with("held", present=True),
+            _with("due_at", present=False),
+            _with("settled_at", present=False),
+        ]
+    },
     {"allOf": [_in(SETTLED), _with("settled_at", present=True), _with("due_at", present=False)]},
 ]
 
@@ -260,4 +267,9 @@ def _plain(index: Any) -> Document:
 
 
 def _definition(index: Any) -> tuple[Any, ...]:
-    return tuple(dict(index["key"]).items()), index.get("partialFilterExpression"), bool(index.get("unique"))
+    return (
+        tuple(dict(index["key"]).items()),
+        index.get("partialFilterExpression"),
+        index.get("collation"),
+        *(bool(index.get(flag)) for flag in ("unique", "sparse", "hidden")),
+    )

@@ -205,6 +205,7 @@ class Process:
             resources=self,
             threads=world.server.threads,
             limits=Limits(),
+            monotonic=monotonic,
             park_after=timedelta(seconds=2),
         )
         self.attempt: Attempt | None = None
