@@ -7,6 +7,7 @@ reached. What lasts longer surfaces as StoreUnavailable, and the caller knows no
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Awaitable, Callable
 from datetime import timedelta
 from typing import Final, TypeVar
@@ -96,7 +97,7 @@ class Patience:
         if not passes(first):
             raise self._named(operation, first) from first
         try:
-            return await self._again(lambda: self.once(attempt), passes)
+            return await self._again(functools.partial(self.once, attempt), passes)
         except errors.PyMongoError as error:
             raise self._named(operation, error) from error
 
