@@ -18,7 +18,7 @@ import sys
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import asdict, is_dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, Final
 
@@ -26,11 +26,12 @@ import structlog
 
 from sagas.client import Client, JournalLine, RunInfo
 from sagas.definition import Fate, Saga
-from sagas.errors import SagaError, StoreUnavailable
+from sagas.errors import InvalidInput, SagaError, StoreUnavailable
 from sagas.operator import Operator
 from sagas.stopping import StopOutcome
 from sagas.worker import Worker
 from sagas_store.connect import connected
+from sagas_store.errors import NoConnection
 from sagas_store.states import HELD, OPEN, SETTLED, State
 
 __all__ = ["build_parser", "main"]
@@ -45,6 +46,8 @@ _VERBS: Final = {
     "retry-now": "cut a parked run's wait short",
     "restart": "start an undone run anew, as a new run",
 }
+_BUILDING: Final = timedelta(minutes=30)
+"""How long the server may take for an index of a large collection, once it is known to be there."""
 _GROUPS: Final = {"held": HELD, "open": OPEN, "settled": SETTLED}
 
 
@@ -142,7 +145,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     act: Callable[[argparse.Namespace], Coroutine[Any, Any, int]] = options.act
     try:
         return asyncio.run(act(options))
-    except _Usage as error:
+    except (_Usage, InvalidInput, NoConnection) as error:
         print(f"sagas {options.command}: {error}", file=sys.stderr)
         return USAGE
     except StoreUnavailable as error:
@@ -164,7 +167,7 @@ async def _worker(options: argparse.Namespace) -> int:
     async with contextlib.AsyncExitStack() as stack:
         worker = await stack.enter_async_context(made) if isinstance(made, AbstractAsyncContextManager) else made
         if not isinstance(worker, Worker):
-            raise _Usage(f"{options.target} gives {type(worker).__name__}, not a Worker")
+            raise _Usage(f"{options.target} is {type(worker).__name__}, not a Worker")
         await worker.run()
         if worker.left_behind:
             # A step that swallows its cancellation, or a thread, would keep the process for ever. Its run's lease
@@ -193,7 +196,7 @@ def _import(target: str) -> Any:
     try:
         found: Any = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
-        if error.name is None or not module_name.startswith(error.name):
+        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
             raise  # the module is there, and something that it imports is not: its traceback says more than we can
         raise _Usage(f"no module {module_name!r} can be imported from here ({Path.cwd()})") from None
     for name in attribute.split("."):
@@ -265,10 +268,10 @@ async def _show(options: argparse.Namespace) -> int:
 
 async def _schema(options: argparse.Namespace) -> int:
     async with connected(options.uri, options.database) as store:
-        if options.verb == "apply":
+        done = await store.schema.plan()
+    if done and options.verb == "apply":
+        async with connected(options.uri, options.database, patience=_BUILDING) as store:
             done = await store.schema.apply()
-        else:
-            done = await store.schema.plan()
     for line in done:
         print(json.dumps({"step": line}) if options.json else line)
     if options.verb == "check" and done:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
+import contextvars
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final, Generic, Self, TypeVar
 
 from pydantic import BaseModel
@@ -16,6 +17,7 @@ from pydantic import BaseModel
 from sagas.clock import new_token
 from sagas.definition import Saga
 from sagas.errors import (
+    ClientClosed,
     ErrorDetail,
     InvalidInput,
     KeyConflict,
@@ -29,6 +31,7 @@ from sagas.errors import (
 )
 from sagas.executor import Limits
 from sagas.identity import run_id_of
+from sagas.log import get_logger
 from sagas.payload import NotJournalable, dump_context, load_context, load_error
 from sagas.stopping import StopAnswer, StopOutcome, StopPreview, answer, dump_reason, load_reason, preview
 from sagas_store import MongoStore
@@ -43,6 +46,7 @@ C = TypeVar("C", bound=BaseModel)
 
 _KEY_MAX: Final = 512
 _BATCH_MAX: Final = 1000
+_COMPARED_MAX: Final = 100
 _PAGE_MAX: Final = 1000
 _STOP_BATCH: Final = 50
 _POLL_FIRST_S: Final = 0.25
@@ -215,7 +219,10 @@ class Client:
             else:
                 await self._store.runs.insert(run)
         except RunExists:
-            await self._same_input(saga, run, read_back, session)
+            stored = await self._store.runs.get(run.run_id)
+            if stored is None and session is not None:  # started by this very transaction: nobody else sees it yet
+                stored = await self._store.runs.get_in(session, run.run_id)
+            _same_input(saga, run, read_back, stored)
             created = False
         return Run(self, saga, run.run_id, created=created)
 
@@ -228,16 +235,20 @@ class Client:
         await self._store.ready()
         new = [self._new_run(saga, start) for start in starts]
         existing: set[str] = set()
-        first: dict[str, BaseModel] = {}
+        first: dict[str, C] = {}
         for run, context in new:
             if first.setdefault(run.run_id, context) != context:
                 raise KeyConflict(saga.name, run.key or "", run.run_id)
-        for begin in range(0, len(new), _BATCH_MAX):
-            batch = {run.run_id: run for run, _ in new[begin : begin + _BATCH_MAX]}
-            existing |= await self._store.runs.insert_many(list(batch.values()))
-        for run, context in new:
-            if run.run_id in existing:
-                await self._same_input(saga, run, context, None)
+        distinct = {run.run_id: run for run, _ in new}
+        runs = list(distinct.values())
+        for begin in range(0, len(runs), _BATCH_MAX):
+            existing |= await self._store.runs.insert_many(runs[begin : begin + _BATCH_MAX])
+        compared = [run for run in runs if run.run_id in existing]
+        for begin in range(0, len(compared), _COMPARED_MAX):
+            batch = compared[begin : begin + _COMPARED_MAX]
+            stored = await self._store.runs.get_many([run.run_id for run in batch])
+            for run in batch:
+                _same_input(saga, run, first[run.run_id], stored.get(run.run_id))
         return [Run(self, saga, run.run_id, created=run.run_id not in existing) for run, _ in new]
 
     def _new_run(self, saga: Saga[C], start: Start[C]) -> tuple[NewRun, C]:
@@ -250,8 +261,8 @@ class Client:
         if len(payload) > self._limits.context_bytes_max:
             raise PayloadTooLarge("the context", len(payload), self._limits.context_bytes_max)
         key = start.key
-        if key is not None and not (isinstance(key, str) and 0 < len(key) <= _KEY_MAX):
-            raise InvalidInput("key", f"must be a text of 1 to {_KEY_MAX} characters")
+        if key is not None:
+            _check_key(key)
         now = self._store.clock.now()
         due_at = _due(now, start.due_at, start.delay)
         return NewRun(
@@ -266,20 +277,6 @@ class Client:
             deadline=_deadline(now, due_at, start.deadline if start.deadline is not None else saga.deadline),
         ), read_back
 
-    async def _same_input(self, saga: Saga[C], run: NewRun, context: BaseModel, session: Any) -> None:
-        """The run exists: fine if it was started with the same input, however that was written then."""
-        stored = await self._store.runs.get(run.run_id)
-        if stored is None:
-            if session is not None:
-                return  # started by this very transaction
-            raise RunNotFound(run.run_id)
-        same = stored.input == run.input
-        if not same and stored.input is not None:
-            with contextlib.suppress(Unreadable):
-                same = load_context(saga.context, stored.input, "the stored input") == context
-        if not same:
-            raise KeyConflict(saga.name, run.key or "", run.run_id)
-
     # ---------------------------------------------------------------- reading
 
     async def get(self, run_id: str) -> RunInfo:
@@ -290,6 +287,8 @@ class Client:
         """A handle on a run that was started before, by its id or its key. Asks nothing yet."""
         if (run_id is None) == (key is None):
             raise InvalidInput("run_id, key", "give exactly one of them")
+        if key is not None:
+            _check_key(key)
         return Run(self, saga, run_id if run_id is not None else run_id_of(saga.name, key or ""), created=False)
 
     async def runs(
@@ -380,16 +379,21 @@ class Client:
 
     async def _result(self, saga: Saga[C], run_id: str, timeout: float | timedelta | None) -> C:
         limit = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
+        ends_at = asyncio.get_running_loop().time() + limit if limit is not None else None
         await self._record(run_id)
-        try:
-            async with asyncio.timeout(limit):
-                await self._rest.wait(run_id)
-        except TimeoutError:
+        while True:
+            timed_out = False
+            try:
+                async with asyncio.timeout_at(ends_at):
+                    await self._rest.wait(run_id)
+            except TimeoutError:
+                timed_out = True
             record = await self._record(run_id)
-            if record.due_at is not None:
-                raise ResultTimeout(run_id, timedelta(seconds=limit or 0), record.state) from None
-        record = await self._record(run_id)
-        return await self._outcome(saga, record)
+            if record.state not in OPEN:
+                return await self._outcome(saga, record)
+            if timed_out:
+                raise ResultTimeout(run_id, timedelta(seconds=limit or 0), record.state)
+            # It was at rest, and an operator has let it go on since: wait on.
 
     async def _outcome(self, saga: Saga[C], record: RunRecord) -> C:
         if record.state is State.COMPLETED:
@@ -435,7 +439,7 @@ class Run(Generic[C]):
         """Wait until the run comes to rest and return its last context; `timeout` in seconds, None waits for ever.
 
         Raises RunRolledBack, RunFailed or RunHeld with what happened, ResultTimeout when it is still going on,
-        RunNotFound. Many waiting at once share one change stream and one poll.
+        RunNotFound, ClientClosed when the client is closed meanwhile. Many waiting share one change stream and one poll.
         """
         return await self._client._result(self._saga, self.run_id, timeout)  # noqa: SLF001 - one subject in two classes
 
@@ -463,18 +467,27 @@ class _Rest:
         self._store = store
         self._waiting: dict[str, set[asyncio.Future[None]]] = {}
         self._listening = asyncio.Event()
+        self._joined = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
+        self._closed = False
 
     async def wait(self, run_id: str) -> None:
-        """Return once the run is held or settled."""
+        """Return once the run is held or settled. Raises ClientClosed."""
+        if self._closed:
+            raise ClientClosed(run_id)
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        future.add_done_callback(_seen)
         self._waiting.setdefault(run_id, set()).add(future)
+        self._joined.set()
         try:
-            # Listen first, then look: nothing can happen unseen in between. Where no stream opens, the poll will do.
             self._listen()
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_OPEN_MAX_S):
-                    await self._listening.wait()
+            if not self._listening.is_set():
+                if await self._store.runs.at_rest([run_id]):
+                    return  # whatever becomes of the stream
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(_OPEN_MAX_S):
+                        await self._listening.wait()
+            # Listening first, then looking: nothing happens unseen in between. Without a stream the poll will do.
             if not await self._store.runs.at_rest([run_id]):
                 await future
         finally:
@@ -484,14 +497,15 @@ class _Rest:
                 self._waiting.pop(run_id, None)
 
     def _listen(self) -> None:
-        if self._tasks and not any(task.done() for task in self._tasks):
+        if self._closed or (self._tasks and not any(task.done() for task in self._tasks)):
             return
         for task in self._tasks:
             task.cancel()
         self._listening.clear()
+        # They are everybody's: a deadline that whoever comes first has set for himself (pymongo.timeout) is not theirs.
         self._tasks = [
-            asyncio.create_task(self._store.hints.on_rest(self._notice, self._listening)),
-            asyncio.create_task(self._poll()),
+            asyncio.create_task(work, context=contextvars.Context())
+            for work in (self._store.hints.on_rest(self._notice, self._listening), self._poll())
         ]
 
     def _notice(self, run_id: str) -> None:
@@ -501,47 +515,106 @@ class _Rest:
 
     async def _poll(self) -> None:
         """The change stream may be late or down: look, ever less often. Ends both after a minute without a waiter."""
-        pause, idle_s = _POLL_FIRST_S, 0.0
-        known: set[str] = set()
-        while idle_s < _LINGER_S:
-            await asyncio.sleep(pause)
-            idle_s = 0.0 if self._waiting else idle_s + pause
-            pause = _POLL_FIRST_S if self._waiting.keys() - known else min(2 * pause, _POLL_MAX_S)
-            known = set(self._waiting)
-            if known:
-                with contextlib.suppress(StoreError):  # away for the moment; whoever waits has a timeout of his own
-                    for run_id in await self._store.runs.at_rest(sorted(known)):
-                        self._notice(run_id)
+        loop = asyncio.get_running_loop()
+        pause, busy_at = 0.0, loop.time()
+        while loop.time() - busy_at < _LINGER_S:
+            if pause > _POLL_FIRST_S:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(pause - _POLL_FIRST_S):
+                        await self._joined.wait()
+            pause = _POLL_FIRST_S if self._joined.is_set() else min(2 * max(pause, _POLL_FIRST_S), _POLL_MAX_S)
+            self._joined.clear()
+            await asyncio.sleep(_POLL_FIRST_S)
+            if not self._waiting:
+                continue
+            busy_at = loop.time()
+            try:
+                for run_id in await self._store.runs.at_rest(sorted(self._waiting)):
+                    self._notice(run_id)
+            except StoreError:
+                pass  # away for the moment; whoever waits has a timeout of his own
+            except Exception:  # everybody waits for this: it goes on, whatever it was
+                get_logger("sagas.client").exception("looking for results failed")
         self._tasks[0].cancel()
 
     async def close(self) -> None:
+        self._closed = True
         tasks, self._tasks = self._tasks, []
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        waiting, self._waiting = self._waiting, {}
+        for run_id, futures in waiting.items():
+            for future in futures:
+                if not future.done():
+                    future.set_exception(ClientClosed(run_id))
+
+
+def _seen(future: asyncio.Future[None]) -> None:
+    """Whoever waited may have given up, or have looked for himself: then nobody else asks what came of it."""
+    if not future.cancelled():
+        future.exception()
 
 
 # ---------------------------------------------------------------------------------------------- small things
+
+
+def _same_input(saga: Saga[C], run: NewRun, context: C, stored: RunRecord | None) -> None:
+    """The run exists: fine if it was started with the same input, however that was written then."""
+    if stored is None:
+        raise RunNotFound(run.run_id)
+    same = stored.input == run.input
+    if not same and stored.input is not None:
+        with contextlib.suppress(Unreadable):
+            same = load_context(saga.context, stored.input, "the stored input") == context
+    if not same:
+        raise KeyConflict(saga.name, run.key or "", run.run_id)
+
+
+def _check_key(key: object) -> None:
+    if not (isinstance(key, str) and 0 < len(key) <= _KEY_MAX):
+        raise InvalidInput("key", f"must be a text of 1 to {_KEY_MAX} characters")
+    try:
+        key.encode()
+    except UnicodeEncodeError:
+        raise InvalidInput("key", "must be a text that UTF-8 can write: no lone surrogates") from None
+
+
+def _aware(field: str, at: object) -> datetime:
+    if not isinstance(at, datetime) or at.tzinfo is None:
+        raise InvalidInput(field, "must be an aware datetime, for instance datetime(..., tzinfo=UTC)")
+    try:
+        return at.astimezone(UTC)
+    except OverflowError:
+        raise InvalidInput(field, "is beyond the years 1 to 9999") from None
+
+
+def _after(field: str, now: datetime, wait: object) -> datetime:
+    if not isinstance(wait, timedelta):
+        raise InvalidInput(field, "must be a timedelta, for instance timedelta(minutes=5)")
+    try:
+        return now + wait
+    except OverflowError:
+        raise InvalidInput(field, "is beyond the years 1 to 9999") from None
 
 
 def _due(now: datetime, due_at: datetime | None, delay: timedelta | None) -> datetime:
     if due_at is not None and delay is not None:
         raise InvalidInput("due_at, delay", "give at most one of them")
     if due_at is not None:
-        if due_at.tzinfo is None:
-            raise InvalidInput("due_at", "must be aware, for instance datetime(..., tzinfo=UTC)")
-        return due_at
-    if delay is not None and delay < timedelta(0):
+        return _aware("due_at", due_at)
+    if delay is None:
+        return now
+    at = _after("delay", now, delay)
+    if at < now:
         raise InvalidInput("delay", "must not be negative")
-    return now + (delay or timedelta(0))
+    return at
 
 
 def _deadline(now: datetime, due_at: datetime, deadline: datetime | timedelta | None) -> datetime | None:
     if deadline is None:
         return None
-    at = now + deadline if isinstance(deadline, timedelta) else deadline
-    if at.tzinfo is None:
-        raise InvalidInput("deadline", "must be aware, for instance datetime(..., tzinfo=UTC)")
+    at = _after("deadline", now, deadline) if isinstance(deadline, timedelta) else _aware("deadline", deadline)
     if at <= due_at:
         raise InvalidInput("deadline", "must be after the run may begin, else it could only time out")
     return at

@@ -243,6 +243,8 @@ class Progress(NamedTuple):
         """The progress with one more entry. Raises JournalMisfit, naming the difference, where it cannot belong."""
         if entry.seq != self.seq + 1:
             raise JournalMisfit(f"the journal has entry {entry.seq} where {self.seq + 1} was expected")
+        if entry.kind is Kind.UNKNOWN:
+            raise JournalMisfit(f"entry {entry.seq} is of a kind that this version does not know")
         if entry.kind in _BY_PERSONS:
             return self._intervened(entry)._replace(
                 seq=entry.seq, last_attempt=entry.attempt, last_outcome=entry.attempt
@@ -547,6 +549,10 @@ def lost_in_doubt(saga: Saga[Any], progress: Progress, facts: Facts, *, attempt:
 # ------------------------------------------------------------------------------------ what a failed try means
 
 
+_PAUSE_MAX: Final = timedelta(days=3650)
+"""Whatever a step asks for; a date beyond the calendar could not be stored."""
+
+
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """What the journal will say of a failed try."""
@@ -580,7 +586,7 @@ def after_failure(
     )
     failed = tries.failed + 1
     elapsed = now - (tries.since or now)
-    pause = max(wait(failed), failure.retry_after or timedelta(0))
+    pause = min(max(wait(failed), failure.retry_after or timedelta(0)), _PAUSE_MAX)
     if not failure.retryable or not action.part.retry.allows(failed, elapsed + pause):
         return Verdict(over, in_doubt, None)
     return Verdict(again, in_doubt, now + pause)

@@ -151,13 +151,18 @@ class StepDefinition(Generic[C]):
             raise self._wrong("a step after the pivot is never compensated; move it before the pivot, or drop this")
         if self.kind is StepKind.UNCOMPENSATED:
             raise self._wrong("it is declared no_compensation=True and has a compensation; drop one of the two")
-        if self.undo is not None:
-            raise self._wrong("it has two compensations; make them one function")
 
         def declare(function: CompensationFunction[C]) -> CompensationFunction[C]:
             self.saga.require_open(self.name)
+            if self.undo is not None:
+                raise self._wrong("it has two compensations; make them one function")
             self.undo = _part(
-                self.saga, self.name, "compensation", function, retry=retry or COMPENSATION_RETRY, timeout=timeout
+                self.saga,
+                self.name,
+                "compensation",
+                function,
+                retry=COMPENSATION_RETRY if retry is None else retry,
+                timeout=timeout,
             )
             return function
 
@@ -248,12 +253,12 @@ class Saga(Generic[C]):
         doubt. `retry` defaults to five tries before the pivot and three days after it. `transactional=True` gives the
         step a MongoDB session: what it writes with it commits together with the step's outcome, so exactly once.
         """
-        if self._has_pivot:
-            kind = StepKind.FORWARD
-        else:
-            kind = StepKind.UNCOMPENSATED if no_compensation else StepKind.COMPENSATED
 
         def declare(function: StepFunction[C]) -> StepDefinition[C]:
+            if self._has_pivot:
+                kind = StepKind.FORWARD
+            else:
+                kind = StepKind.UNCOMPENSATED if no_compensation else StepKind.COMPENSATED
             if no_compensation and kind is StepKind.FORWARD:
                 raise DefinitionError(
                     self.name, _name_of(function, name), "after the pivot nothing is compensated; drop no_compensation"
@@ -352,14 +357,14 @@ class Saga(Generic[C]):
     ) -> StepDefinition[C]:
         name = _name_of(function, name)
         self.require_open(name)
-        if not _NAME.fullmatch(name):
-            raise DefinitionError(self.name, name, _name_problem("a step") + "; pass name=")
+        if not isinstance(name, str) or not _NAME.fullmatch(name):
+            raise DefinitionError(self.name, str(name), _name_problem("a step") + "; pass name=")
         if any(step.name == name for step in self._steps):
             raise DefinitionError(self.name, name, "two steps have this name; a journal could not tell them apart")
         if len(self._steps) >= _STEPS_MAX:
             raise DefinitionError(self.name, name, f"a saga has at most {_STEPS_MAX} steps")
         default = FORWARD_RETRY if kind is StepKind.FORWARD else STEP_RETRY
-        part = _part(self, name, "step", function, retry=retry or default, timeout=timeout)
+        part = _part(self, name, "step", function, retry=default if retry is None else retry, timeout=timeout)
         grace = _duration(stop_grace)
         if grace is None or grace < timedelta(0):
             raise DefinitionError(self.name, name, f"stop_grace must be seconds or a timedelta, not {stop_grace!r}")
@@ -380,10 +385,11 @@ def _part(
     def wrong(problem: str) -> DefinitionError:
         return DefinitionError(saga.name, step, f"its {what} {problem}" if what != "step" else problem)
 
-    if not callable(function) or inspect.isclass(function):
+    if not callable(function) or inspect.isclass(function) or isinstance(function, StepDefinition):
         raise wrong(f"must be a function, not {function!r}")
     call = function if inspect.isroutine(function) or isinstance(function, functools.partial) else function.__call__
-    if inspect.isgeneratorfunction(call) or inspect.isasyncgenfunction(call):
+    bare = _unwrapped(function)
+    if inspect.isgeneratorfunction(bare) or inspect.isasyncgenfunction(bare):
         raise wrong("is a generator; return the context instead of yielding")
     _check_arguments(call, wrong)
     if what == "step":
@@ -393,22 +399,32 @@ def _part(
     limit = _duration(timeout) if timeout is not None else None
     if timeout is not None and (limit is None or limit <= timedelta(0)):
         raise wrong(f"needs a timeout above zero, in seconds or as a timedelta, not {timeout!r}")
-    return Part(function, retry, limit, in_thread=not inspect.iscoroutinefunction(call))
+    return Part(function, retry, limit, in_thread=not inspect.iscoroutinefunction(bare))
+
+
+def _unwrapped(function: Any) -> Any:
+    """The function that is called in the end, below partials and callable objects."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    return function if inspect.isroutine(function) else function.__call__
 
 
 def _duration(value: object) -> timedelta | None:
     """Seconds or a timedelta as a timedelta; None for anything else."""
     if isinstance(value, int | float) and not isinstance(value, bool):
-        return timedelta(seconds=value)
+        try:
+            return timedelta(seconds=value)
+        except (OverflowError, ValueError):  # endless, or not a number
+            return None
     return value if isinstance(value, timedelta) else None
 
 
 def _check_annotation(function: Any, context: type[BaseModel], wrong: Callable[[str], DefinitionError]) -> None:
     try:
         returned = typing.get_type_hints(function).get("return", context)
-    except (NameError, TypeError, AttributeError):
+    except Exception:
         return  # names that only a type checker sees; what the step returns is checked when it does
-    if inspect.isclass(returned) and not issubclass(returned, context):
+    if returned is not Any and inspect.isclass(returned) and not issubclass(returned, context):
         raise wrong(f"must return the context, {context.__name__}; it is annotated to return {returned.__name__}")
 
 

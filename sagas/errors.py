@@ -10,6 +10,7 @@
     ├── OperatorRefused        an operator's verb does not apply to this run now; the reason is named
     ├── Unreadable             stored bytes are not what they should be
     ├── ResultTimeout          the run has not come to rest within the timeout; it goes on
+    ├── ClientClosed           the client was closed while a result was waited for; the run goes on
     ├── RunDidNotComplete      the run came to rest otherwise than completed
     │   ├── RunRolledBack      failed, cancelled or timed out before its pivot; every effect is undone
     │   ├── RunFailed          a plain durable function raised for good
@@ -39,6 +40,7 @@ from sagas_store.errors import (
 from sagas_store.states import State
 
 __all__ = [
+    "ClientClosed",
     "DefinitionError",
     "ErrorDetail",
     "FenceLost",
@@ -160,6 +162,14 @@ class ResultTimeout(SagaError, TimeoutError):
         self.state = state
 
 
+class ClientClosed(SagaError):
+    """The client was closed while a result was waited for. The run goes on; ask another client."""
+
+    def __init__(self, run_id: str) -> None:
+        super().__init__(f"run {run_id}: the client is closed and waits no longer; the run goes on")
+        self.run_id = run_id
+
+
 class RunDidNotComplete(SagaError):
     """The run came to rest otherwise than completed: `state` says how, `step` where, `error` what that step raised.
 
@@ -197,12 +207,14 @@ class NonRetryable(Exception):
 
 
 class Retryable(Exception):
-    """Raise it from a step: try again, after `retry_after` at the earliest, else when the policy says.
+    """Raise it from a step: try again, after `retry_after` (seconds or timedelta) at the earliest, else by the policy.
 
     It means that the effect did not happen. Where that is not certain, pass `in_doubt=True`.
     """
 
-    def __init__(self, message: str = "", *, retry_after: timedelta | None = None, in_doubt: bool = False) -> None:
+    def __init__(
+        self, message: str = "", *, retry_after: float | timedelta | None = None, in_doubt: bool = False
+    ) -> None:
         super().__init__(message)
-        self.retry_after = retry_after
+        self.retry_after = timedelta(seconds=retry_after) if isinstance(retry_after, int | float) else retry_after
         self.in_doubt = in_doubt

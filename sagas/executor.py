@@ -90,6 +90,13 @@ class _Raised:
     failure: Failure
 
 
+@dataclass(frozen=True, slots=True)
+class _Threw:
+    """What a function in a thread came to: an exception."""
+
+    error: BaseException
+
+
 class _Interrupted:
     """What a try came to: broken off by a drain, so nothing is known."""
 
@@ -422,18 +429,21 @@ class Attempt:
         self._broken_off = False
         scope = asyncio.timeout(part.timeout.total_seconds() if part.timeout is not None else None)
         deadline: asyncio.TimerHandle | None = None
+        error: BaseException
         try:
             async with scope:
                 self._scope, self._in_hand = scope, action
                 if part.timeout is not None:
                     self._overstays_at = self._shared.monotonic() + part.timeout.total_seconds()
                 deadline = self._watch_deadline()
-                return _Returned(await self._invoke(part, context, step))
+                came = await self._invoke(part, context, step)
+            if isinstance(came, _Returned):
+                return came
+            error = came.error
         except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if task is not None and task.cancelling():
+            if not self._cancelled_from_within():
                 raise
-            error: BaseException = TimeoutError("the step was cancelled from within")
+            error = TimeoutError("the step was cancelled from within")
         except (Exception, SystemExit) as raised:
             if session is not None and is_aborted_transaction(raised):
                 raise  # the transaction's own fault: nothing of it happened, and the whole of it is tried again
@@ -444,6 +454,18 @@ class Attempt:
                 deadline.cancel()
         return self._failed_try(part, error, timed_out=scope.expired())
 
+    def _cancelled_from_within(self) -> bool:
+        """Whether a cancellation that arrives here is the step's own doing, or a library's below it; it is undone then.
+
+        Nobody cancels attempts from outside, except who shuts the loop down around what was left behind.
+        """
+        task = asyncio.current_task()
+        if task is None or not self.lease.holds:
+            return False
+        while task.cancelling():
+            task.uncancel()
+        return True
+
     def _failed_try(self, part: Part, error: BaseException, *, timed_out: bool) -> _Raised | _Interrupted:
         if self._broken_off:
             return _Interrupted()
@@ -452,11 +474,18 @@ class Attempt:
             error = TimeoutError(f"no outcome within {part.timeout.total_seconds():g} s")
         return _Raised(error, part.retry.failure(error))
 
-    async def _invoke(self, part: Part, context: BaseModel, step: Step[Any]) -> object:
+    async def _invoke(self, part: Part, context: BaseModel, step: Step[Any]) -> _Returned | _Threw:
         if not part.in_thread:
-            return await part.function(context, step)
+            return _Returned(await part.function(context, step))
         inherited = contextvars.copy_context()
-        call = self._shared.threads.submit(inherited.run, part.function, context, step)
+
+        def run() -> _Returned | _Threw:
+            try:
+                return _Returned(inherited.run(part.function, context, step))
+            except BaseException as error:  # some, StopIteration for one, cannot be passed on by a future
+                return _Threw(error)
+
+        call = self._shared.threads.submit(run)
         self._shared.thread_calls.add(call)
         call.add_done_callback(self._shared.thread_calls.discard)
         return await asyncio.wrap_future(call)

@@ -22,12 +22,12 @@ _PROCESSORS: Final[list[Any]] = [
 
 
 def get_logger(name: str) -> Any:
-    """A structlog logger with this name bound; quiet unless the application has configured structlog."""
+    """The application's structlog logger of this name; a quiet one of ours where it has configured none."""
     if structlog.is_configured():
-        return structlog.get_logger(name).bind(logger=name)
+        return structlog.get_logger(name)
     level = logging.INFO if name == "sagas.step" else logging.WARNING
     return structlog.wrap_logger(
         structlog.PrintLogger(sys.stderr),
         processors=_PROCESSORS,
         wrapper_class=structlog.make_filtering_bound_logger(level),
-    ).bind(logger=name)
+    )

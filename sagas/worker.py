@@ -255,8 +255,11 @@ class Worker:
             log.warning("attempt abandoned, the lease will lapse", error=str(away))
         except StoreError as refused:
             log.error("attempt abandoned, the lease will lapse", error=str(refused))
-        except Exception as fault:
-            # A fault of the engine itself. The run is not touched: its lease lapses, and ten such attempts hold it.
+        except (KeyboardInterrupt, asyncio.CancelledError):
+            raise
+        except BaseException as fault:
+            # A fault of the engine itself, or a signal of some library that a step let through. The run is not touched:
+            # its lease lapses, and ten such attempts hold it. No other run is to suffer from it.
             log.error("attempt abandoned after a fault of the engine, the lease will lapse", **_where(fault))
         finally:
             self._forget(attempt)
@@ -360,6 +363,6 @@ class Worker:
                 loop.remove_signal_handler(number)
 
 
-def _where(fault: Exception) -> dict[str, str]:
+def _where(fault: BaseException) -> dict[str, str]:
     """An unforeseen exception for the log: its type and place, never its text or variables, which may be a payload."""
     return {"error": type(fault).__name__, "where": "".join(traceback.format_tb(fault.__traceback__))}

@@ -51,6 +51,9 @@ class Kind(StrEnum):
     TAKEN_OVER = "taken_over"
     """A later attempt begins; `taken_from` is the state it found the run in (`running`: the lease had lapsed)."""
 
+    UNKNOWN = "unknown"
+    """Never stored: an entry that this version cannot read, by a newer one or damaged. Its run is held."""
+
 
 class Cause(StrEnum):
     """Why a rollback begins; each settles in its own state."""

@@ -11,6 +11,7 @@
         ├── UnsafeServer          the server cannot keep the store's promises: change the server, the reason is named
         ├── SchemaMismatch        the database does not hold what this version expects: apply the schema
         ├── IllegalTransition     a bug: the state table has no such move
+        ├── NoConnection          the connection string or the database's name cannot be used: correct it
         └── StoreRefused          the server refused for good (no permission, a validator): read the message
 
 No message carries a payload, and none carries a connection string.
@@ -23,6 +24,7 @@ from collections.abc import Sequence
 __all__ = [
     "FenceLost",
     "IllegalTransition",
+    "NoConnection",
     "RecordTooLarge",
     "RunExists",
     "SagaError",
@@ -124,6 +126,10 @@ class IllegalTransition(StoreError):
         super().__init__(f"no run goes from {origin} to {target}")
         self.origin = origin
         self.target = target
+
+
+class NoConnection(StoreError):
+    """What should lead to a database does not; no server was asked. Never repeats the connection string."""
 
 
 class StoreRefused(StoreError):

@@ -13,6 +13,7 @@ from typing import Final
 from pymongo import errors
 from pymongo.asynchronous.client_session import AsyncClientSession
 
+from sagas_store.clock import EPOCH
 from sagas_store.commit import CommitLoop
 from sagas_store.drivers import Collection, Document
 from sagas_store.entries import Cause, Entry, Kind
@@ -179,6 +180,15 @@ def _to_document(entry: Entry) -> Document:
 
 
 def _from_document(document: Document) -> Entry:
+    """The entry; of kind UNKNOWN where this version cannot read it, so that it harms no run but its own."""
+    try:
+        return _read(document)
+    except (KeyError, TypeError, ValueError):
+        key = document["_id"]
+        return Entry(run_id=key["run"], seq=key["seq"], kind=Kind.UNKNOWN, at=EPOCH, attempt=0, worker="", token="")
+
+
+def _read(document: Document) -> Entry:
     payload = document.get("payload")
     reason = document.get("reason")
     cause, taken_from = document.get("cause"), document.get("taken_from")

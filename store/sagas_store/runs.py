@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Final
 
+from bson import ObjectId
 from pymongo import UpdateMany, errors
 from pymongo.asynchronous.client_session import AsyncClientSession
 
@@ -192,7 +193,7 @@ class Runs:
     async def insert(self, run: NewRun) -> None:
         """Make a new run durable on a majority, together with whatever others are started at the same time.
 
-        Raises RunExists (also on a repeat whose first reply was lost), RecordTooLarge.
+        Raises RunExists, RecordTooLarge.
         """
         await self._starts.submit(run)
 
@@ -211,7 +212,7 @@ class Runs:
     async def insert_many(self, runs: Sequence[NewRun]) -> set[str]:
         """Make many new runs durable in one write; returns the ids that existed before.
 
-        On a repeat whose first reply was lost, so do all of them. Raises RecordTooLarge once the others are stored.
+        Raises RecordTooLarge once the others are stored.
         """
         fates = await self._insert_together(runs, "start many")
         existing = {run.run_id for run, fate in zip(runs, fates, strict=True) if isinstance(fate, RunExists)}
@@ -468,6 +469,11 @@ class Runs:
 
         return {found["_id"]: _record(found) for found in await self._patience.call("read runs", read)}
 
+    async def get_in(self, session: AsyncClientSession, run_id: str) -> RunRecord | None:
+        """The run as the caller's transaction sees it. Driver errors pass through, as for `insert_in`."""
+        found = await self._collection.find_one({"_id": run_id}, session=session)
+        return _record(found) if found is not None else None
+
     async def at_rest(self, run_ids: Sequence[str]) -> list[str]:
         """Which of these runs are held or settled: no worker moves them on."""
 
@@ -581,6 +587,8 @@ def _new_document(run: NewRun) -> Document:
         "created_at": run.created_at,
         "due_at": run.due_at,
         "input": run.input,
+        # Tells a run of ours whose reply was lost from one that somebody else has started under the same key.
+        "token": str(ObjectId()),
     }
     for name in ("key", "deadline", "restarted_from", "started_by", "started_reason"):
         if (value := getattr(run, name)) is not None:

@@ -76,6 +76,7 @@ _RUN: Final = _closed(
         "version": {**_COUNT, "minimum": 1},
         "fingerprint": _STRING,
         "key": _STRING,
+        "token": _STRING,
         "input": _BYTES,
         "state": _words(State),
         "phase": _words(Phase),
@@ -129,7 +130,7 @@ _ENTRY: Final = _closed(
     ["_id", "kind", "at", "attempt", "worker", "token"],
     {
         "_id": _closed(["run", "seq"], {"run": _STRING, "seq": {**_COUNT, "minimum": 1}}),
-        "kind": _words(Kind),
+        "kind": _words(set(Kind) - {Kind.UNKNOWN}),
         "at": _DATE,
         "attempt": {**_COUNT, "minimum": 1},
         "worker": _STRING,

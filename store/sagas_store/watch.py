@@ -66,11 +66,14 @@ class Hints:
                         ready.set()
                     while True:
                         event = await stream.try_next()
-                        pause = _PAUSE_S
                         if event is not None:
                             notice(event)
+                        elif not stream.alive:
+                            break  # ended for good, its collection dropped or renamed: it would answer None at once
+                        pause = _PAUSE_S
             except PyMongoError:
                 # The server fails over, the stream's place has left the oplog, or the user may not open one: polling
                 # goes on in each case, so there is nothing to tell anybody.
-                await asyncio.sleep(pause)
-                pause = min(2 * pause, _PAUSE_MAX_S)
+                pass
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, _PAUSE_MAX_S)

@@ -27,7 +27,7 @@ import pytest
 from sagas.errors import FenceLost, StoreUnavailable
 from sagas.lease import LeaseLapsed
 from sagas_store import MongoStore
-from sagas_store.states import HELD, SETTLED, State
+from sagas_store.states import State
 from tests.support.changing import replace
 from tests.support.crashing import Part, Plan, Server, Shape, World, plans
 
@@ -35,7 +35,6 @@ AT_ONCE: Final = 12
 """Worlds at a time. Each has its own run, saga and participants; only the server is shared."""
 
 LATER: Final = timedelta(minutes=30)
-SOON: Final = timedelta(milliseconds=1)
 
 
 def abc(**change: Part) -> tuple[Part, ...]:

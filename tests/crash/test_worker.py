@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 import structlog
 
-from sagas import Client, Fate, NonRetryable, Retryable, RetryPolicy, Saga, Start, Step
+from sagas import Client, Fate, NonRetryable, Retryable, RetryPolicy, Saga, Start, Step, Worker
 from sagas.clock import monotonic
+from sagas.executor import Attempt
 from sagas.identity import compensation_key, step_key
 from sagas_store import MongoStore
 from sagas_store.entries import Entry, Kind
@@ -401,6 +402,13 @@ async def test_a_worker_may_be_named_by_any_text(store: MongoStore) -> None:
 # ------------------------------------------------------------------------------------ draining
 
 
+async def until_draining(worker: Worker) -> None:
+    async def told() -> bool:
+        return all(attempt._draining.is_set() for attempt in worker._attempts.values())
+
+    await eventually(told, what="the attempts are told to drain")
+
+
 async def test_a_drain_lets_the_step_in_hand_finish_and_hands_the_run_back(store: MongoStore) -> None:
     gate, reached = Gate(), asyncio.Event()
     saga = waits("waits", gate, then=reached.set)
@@ -408,12 +416,41 @@ async def test_a_drain_lets_the_step_in_hand_finish_and_hands_the_run_back(store
         run = await client.start(saga, Order())
         await gate.entered.wait()
         worker.stop()
+        await until_draining(worker)
         gate.opened.set()
         await asyncio.wait_for(task, 20)
         record = await run_of(store, run.run_id)
         assert_handed_back(record, store.clock.now())
         assert await kinds_of(store, run.run_id) == [Kind.STEP_SUCCEEDED]
         assert not reached.is_set()
+
+
+async def test_a_drain_begins_at_once_though_the_worker_waits_for_an_answer_to_its_claim(
+    store: MongoStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The database may be away, and the claim be repeated for half a minute: that is not the drain's time."""
+    gate, reached = Gate(), asyncio.Event()
+    saga = waits("waits", gate, then=reached.set)
+    claim_due, asking, answered = store.runs.claim_due, asyncio.Event(), asyncio.Event()
+
+    async def slow_claim(*arguments: Any, **more: Any) -> list[RunRecord]:
+        if gate.entered.is_set():
+            asking.set()
+            await answered.wait()
+        return await claim_due(*arguments, **more)
+
+    monkeypatch.setattr(store.runs, "claim_due", slow_claim)
+    async with Client(store) as client, working(store, saga) as (worker, task):
+        run = await client.start(saga, Order())
+        await gate.entered.wait()
+        await asyncio.wait_for(asking.wait(), 20)
+        worker.stop()
+        gate.opened.set()
+        await eventually(lambda: _is_idle(worker), what="the run is let go")
+        assert not reached.is_set(), "the next step began"
+        assert_handed_back(await run_of(store, run.run_id), store.clock.now())
+        answered.set()
+        await asyncio.wait_for(task, 20)
 
 
 async def test_after_the_grace_the_step_is_broken_off_and_in_doubt(store: MongoStore) -> None:
@@ -440,7 +477,7 @@ async def test_a_second_stop_cuts_the_grace(store: MongoStore) -> None:
         run = await client.start(saga, Order())
         await gate.entered.wait()
         worker.stop()
-        await asyncio.sleep(0)
+        await until_draining(worker)
         assert not gate.broken_off.is_set()
         worker.stop()
         await asyncio.wait_for(task, 20)
@@ -499,7 +536,7 @@ async def test_who_cancels_a_draining_worker_tears_no_compensation_and_leaves_no
         await gate.entered.wait()
         await other.entered.wait()
         worker.stop()
-        await asyncio.sleep(0)  # it is draining now
+        await until_draining(worker)
         task.cancel()
         await asyncio.wait_for(other.broken_off.wait(), 5)
         assert not gate.broken_off.is_set()
@@ -599,12 +636,18 @@ async def test_a_drain_breaks_off_a_transactional_step_that_it_met_before_its_be
         await begin(session)
 
     monkeypatch.setattr(store._driver, "begin", slow_begin)
+    interrupt, told = Attempt.interrupt, asyncio.Event()
+
+    def interrupt_and_tell(attempt: Attempt) -> None:
+        interrupt(attempt)
+        told.set()
+
+    monkeypatch.setattr(Attempt, "interrupt", interrupt_and_tell)
     async with Client(store) as client, working(store, saga, drain_grace=timedelta(0)) as (worker, task):
         run = await client.start(saga, Order())
         await beginning.wait()
         worker.stop()
-        for _ in range(20):  # it has told its attempts to break off by then
-            await asyncio.sleep(0)
+        await asyncio.wait_for(told.wait(), 20)
         go_on.set()
         ended, _ = await asyncio.wait({task}, timeout=5)
         gate.opened.set()

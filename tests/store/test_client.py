@@ -662,7 +662,7 @@ async def test_a_waiter_with_the_drivers_own_timeout_does_not_leave_it_to_the_ot
         with pymongo.timeout(1.5):
             with pytest.raises(ResultTimeout):
                 await shared.run(ORDER, run_id=run.run_id).result(0.1)
-        waiting = asyncio.create_task(shared.run(ORDER, run_id=run.run_id).result(SOON_S))
+        waiting = asyncio.create_task(shared.run(ORDER, run_id=run.run_id).result(8))
         deadline_passed = asyncio.get_running_loop().time() + 1.6
 
         async def passed() -> bool:
@@ -672,7 +672,7 @@ async def test_a_waiter_with_the_drivers_own_timeout_does_not_leave_it_to_the_ot
         await complete(store, record)
         begun = asyncio.get_running_loop().time()
         assert await waiting == Order(number="a", lines=9)
-        assert asyncio.get_running_loop().time() - begun < SOON_S - 3, "the poll noticed, not the waiter's own timeout"
+        assert asyncio.get_running_loop().time() - begun < 5, "the poll noticed, not the waiter's own timeout"
 
 
 async def test_whoever_waits_is_not_left_waiting_when_the_client_is_closed(store: MongoStore) -> None:

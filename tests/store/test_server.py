@@ -20,7 +20,7 @@ from sagas_store.embedded.mongod import find_mongod, mongod_command
 from sagas_store.embedded.node import Node, free_ports
 from sagas_store.entries import Entry
 from sagas_store.errors import StoreUnavailable, UnsafeServer
-from sagas_store.runs import RunRecord
+from sagas_store.runs import RunFilter, RunRecord
 from sagas_store.states import State
 from tests.conftest import DRIVERS
 from tests.store.making import DEFINITIONS, LEASE, Commands, client_of, entry, new_run, started_and_claimed
@@ -216,7 +216,7 @@ async def everything(store: MongoStore) -> None:
         await store.journal.append(entry(run.run_id, 1))
     await store.runs.get(run.run_id)
     await store.runs.at_rest([run.run_id])
-    await store.runs.page(states=set(State), saga=None, after=None, limit=5)
+    await store.runs.page(RunFilter(states=frozenset(State)), after=None, limit=5)
     await store.journal.load(run.run_id)
     await store.journal.last_context(run.run_id)
     await store.journal.find_own(entry(run.run_id, 1))

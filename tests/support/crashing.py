@@ -612,10 +612,10 @@ async def working(
     finally:
         worker.stop()
         worker.stop()
-        ended, _ = await asyncio.wait({task}, timeout=30)
+        ended, _ = await asyncio.wait({task}, timeout=10)
         if not ended:
             task.cancel()
-            raise AssertionError("the worker did not come to its end within 30 s")
+            raise AssertionError("the worker did not come to its end within 10 s")
         if not task.cancelled() and (error := task.exception()) is not None:
             raise error
 

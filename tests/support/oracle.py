@@ -47,6 +47,9 @@ _COUNTED: Final = {  # failed tries, which the policy bounds
 }
 
 
+_FINAL: Final = {Kind.STEP_FAILED, Kind.COMPENSATION_SUCCEEDED, Kind.COMPENSATION_FAILED}
+
+
 class InvariantBroken(AssertionError):
     """What was promised is not so; each line is one broken promise."""
 
@@ -129,13 +132,20 @@ class Oracle:
         parts = [
             self.run_document(at_rest),
             self.numbering(),
-            self.fences(),
-            self.outcomes(),
+            self.takeovers(),
+            self.owners(),
+            self.successes_in_order(),
+            self.ends(),
             self.tries(),
-            self.keys_and_effects(),
+            self.keys(),
+            self.effects(),
             self.forward_order(),
+            self.announcements(),
+            self.no_way_forward(),
             self.compensations(),
-            self.rest(),
+            self.undone_ends(),
+            self.completed_end(),
+            self.held_ends(),
         ]
         return list(itertools.chain.from_iterable(parts))
 
@@ -174,26 +184,28 @@ class Oracle:
             if after.attempt < before.attempt:
                 yield f"Entry {after.seq} is of attempt {after.attempt}, the one before it of {before.attempt}."
 
-    def fences(self) -> Iterator[str]:
-        """Nobody wrote under an old claim after a takeover, and every takeover was announced first."""
-        owner: dict[int, tuple[str, str]] = {}
-        previous: Entry | None = None
+    def takeovers(self) -> Iterator[str]:
+        """Every attempt but the first announces itself before it writes anything else, once."""
+        previous = 0
         for entry in self.journal:
-            known = owner.setdefault(entry.attempt, (entry.token, entry.worker))
-            if known != (entry.token, entry.worker):
-                yield f"Attempt {entry.attempt} was written by two claims (entry {entry.seq})."
-            begins = previous is None or previous.attempt != entry.attempt
+            begins, previous = entry.attempt != previous, entry.attempt
             if begins and entry.attempt > 1 and entry.kind is not Kind.TAKEN_OVER:
                 yield f"Attempt {entry.attempt} began with {entry.kind} (entry {entry.seq}), not with its takeover."
             if entry.kind is Kind.TAKEN_OVER and not begins:
                 yield f"Attempt {entry.attempt} announced its takeover in its middle (entry {entry.seq})."
             if entry.kind is Kind.TAKEN_OVER and entry.attempt == 1:
                 yield f"The first attempt took something over (entry {entry.seq})."
-            previous = entry
+
+    def owners(self) -> Iterator[str]:
+        """One claim per attempt, and nobody the run does not know."""
+        owner: dict[int, tuple[str, str]] = {}
+        for entry in self.journal:
+            if owner.setdefault(entry.attempt, (entry.token, entry.worker)) != (entry.token, entry.worker):
+                yield f"Attempt {entry.attempt} was written by two claims (entry {entry.seq})."
         tokens = [token for token, _ in owner.values()]
         if len(set(tokens)) != len(tokens):
             yield "Two attempts wrote under one claim token."
-        latest = max((entry.attempt for entry in self.journal), default=0)
+        latest = max(owner, default=0)
         if latest > self.run.attempts:
             yield f"The journal knows attempt {latest}, the run only {self.run.attempts}."
         claim = self.run.claim
@@ -205,26 +217,27 @@ class Oracle:
 
     # ---------------------------------------------------------------- outcomes
 
-    def outcomes(self) -> Iterator[str]:
-        """One success per step, in order; nothing after an end; nothing again after a success."""
-        succeeded = [entry for entry in self.journal if _is_success(entry)]
+    def successes_in_order(self) -> Iterator[str]:
+        """One success per step, in the order of the definition, and one per compensation."""
+        succeeded = [entry.step for entry in self.journal if _is_success(entry)]
         expected = list(self.steps)[: len(succeeded)]
-        if [entry.step for entry in succeeded] != expected:
-            yield f"Steps succeeded as {[entry.step for entry in succeeded]}, the definition says {expected}."
+        if succeeded != expected:
+            yield f"Steps succeeded as {succeeded}, the definition says {expected}."
         undone = [entry.step for entry in self.journal if entry.kind is Kind.COMPENSATION_SUCCEEDED]
         if len(set(undone)) != len(undone):
             yield f"A compensation succeeded twice: {undone}."
+
+    def ends(self) -> Iterator[str]:
+        """No outcome after a final one, and no call after a journaled success."""
         ended: dict[tuple[Activity, str | None], Entry] = {}
         for entry in self.journal:
-            for activity, kinds in _OUTCOMES.items():
-                if entry.kind not in kinds:
-                    continue
-                if (end := ended.get((activity, entry.step))) is not None:
-                    yield f"Entry {entry.seq} ({entry.kind} {entry.step}) comes after {end.kind} at {end.seq}."
-                if entry.kind in (Kind.STEP_FAILED, Kind.COMPENSATION_FAILED) or _is_success(entry):
-                    ended[activity, entry.step] = entry
-                if entry.kind is Kind.COMPENSATION_SUCCEEDED:
-                    ended[activity, entry.step] = entry
+            activity = next((activity for activity, kinds in _OUTCOMES.items() if entry.kind in kinds), None)
+            if activity is None:
+                continue
+            if (end := ended.get((activity, entry.step))) is not None:
+                yield f"Entry {entry.seq} ({entry.kind} {entry.step}) comes after {end.kind} at {end.seq}."
+            if entry.kind in _FINAL or _is_success(entry):
+                ended[activity, entry.step] = entry
         for call in self.ledger:
             done = self.undone if call.activity is Activity.COMPENSATION else self.successes
             if (success := done.get(call.step)) is not None and self._is_after(call, success):
@@ -255,52 +268,67 @@ class Oracle:
 
     # ---------------------------------------------------------------- effects
 
-    def keys_and_effects(self) -> Iterator[str]:
+    def keys(self) -> Iterator[str]:
+        """One key per step, another per compensation, the same at every call; a probe asks about its step's."""
         keys: dict[tuple[str, bool], set[str]] = defaultdict(set)
         users: dict[str, set[tuple[str, bool]]] = defaultdict(set)
-        effects: dict[str, int] = defaultdict(int)
         for call in self.ledger:
-            what = call.step, call.activity is Activity.COMPENSATION  # a probe asks about its step's own key
+            what = call.step, call.activity is Activity.COMPENSATION
             keys[what].add(call.key)
             users[call.key].add(what)
-            effects[call.key] += call.applied
         for (step, compensation), used in keys.items():
             if len(used) > 1:
                 yield f"{'The compensation of ' if compensation else ''}{step} was given {len(used)} different keys."
         for key, by in users.items():
             if len(by) > 1:
                 yield f"Key {key} was given to several: {sorted(by)}."
+
+    def effects(self) -> Iterator[str]:
+        """Each effect happened once per key, and what is journaled as done happened."""
+        effects: dict[str, int] = defaultdict(int)
+        for call in self.ledger:
+            effects[call.key] += call.applied
         for key, times in effects.items():
             if times > 1:
                 yield f"The effect under {key} happened {times} times."
-        for name, success in self.successes.items():
-            assert name is not None
-            if not self._applied(Activity.STEP, name):
-                yield f"{name} is journaled as succeeded (entry {success.seq}) and had no effect."
-        for name, undone in self.undone.items():
-            assert name is not None
-            if not self._applied(Activity.COMPENSATION, name):
-                yield f"The compensation of {name} is journaled (entry {undone.seq}) and never happened."
+        for name, entry in self.successes.items():
+            if not self._applied(Activity.STEP, str(name)):
+                yield f"{name} is journaled as succeeded (entry {entry.seq}) and had no effect."
+        for name, entry in self.undone.items():
+            if not self._applied(Activity.COMPENSATION, str(name)):
+                yield f"The compensation of {name} is journaled (entry {entry.seq}) and never happened."
+
+    # ---------------------------------------------------------------- the two ways
 
     def forward_order(self) -> Iterator[str]:
-        """Steps begin in order, after what comes before them is journaled, and never once the run has turned back."""
+        """Steps begin in order, after what comes before them is journaled, and the pivot after its gate."""
         for call in self.ledger:
             if call.activity is Activity.COMPENSATION:
                 continue
-            if self.rollback is not None and self._is_after(call, self.rollback):
-                yield f"{call} was made after entry {self.rollback.seq} had begun the rollback."
-            before = list(self.steps)[: self.place[call.step]]
-            for name in before:
+            for name in list(self.steps)[: self.place[call.step]]:
                 success = self.successes.get(name)
                 if success is None or self._is_before(call, success):
                     yield f"{call} was made before the success of {name} was journaled."
             if call.step == self.pivot and self.run.gate_passed_at is None:
                 yield f"{call} was made and the gate was never passed."
+
+    def announcements(self) -> Iterator[str]:
+        """What began was announced by the entry before it: a crash would find it in doubt."""
+        for call in self.ledger:
             announced = self._announced(call)
             if call.activity is Activity.STEP and announced not in (None, f"step:{call.step}"):
                 yield f"{call} was made and the journal had announced {announced!r}: a crash would not put it in doubt."
+            turned = (announced or "compensation:").startswith("compensation:")
+            if call.activity is Activity.COMPENSATION and not turned:
+                yield f"{call} was made and the journal had announced {announced!r}."
+
+    def no_way_forward(self) -> Iterator[str]:
+        """Nothing goes forward once the rollback has begun; and it never begins once the pivot had its effect."""
         if self.rollback is None:
             return
+        for call in self.ledger:
+            if call.activity is not Activity.COMPENSATION and self._is_after(call, self.rollback):
+                yield f"{call} was made after entry {self.rollback.seq} had begun the rollback."
         for entry in self.journal:
             forward = entry.kind in _OUTCOMES[Activity.STEP] | _OUTCOMES[Activity.PROBE]
             if forward and entry.seq > self.rollback.seq:
@@ -317,8 +345,6 @@ class Oracle:
             for call in calls:
                 if self._is_before(call, self.rollback):
                     yield f"{call} was made before the rollback was journaled."
-                if (self._announced(call) or "compensation:").partition(":")[0] != Activity.COMPENSATION:
-                    yield f"{call} was made and the journal had announced {self._announced(call)!r}."
         for what, order in (
             ("called", [call.step for call in calls]),
             ("journaled", [str(entry.step) for entry in entries]),
@@ -332,42 +358,44 @@ class Oracle:
 
     # ---------------------------------------------------------------- where it ended
 
-    def rest(self) -> Iterator[str]:
+    def undone_ends(self) -> Iterator[str]:
+        """Undone is claimed only where every effect is: by the journal and by the participants."""
         state = self.run.state
-        owed = [
-            name
-            for name, step in self.steps.items()
-            if step.undo is not None and self._applied(Activity.STEP, name) and not self._is_undone(name)
-        ]
-        turned_back = state in UNDONE or state is State.FAILED
-        if turned_back and self.rollback is None:
+        if state not in UNDONE | {State.FAILED}:
+            return
+        if self.rollback is None:
             yield f"The run is {state} and no rollback was journaled."
-        if turned_back:
-            yield from (f"The run is {state} and the effect of {name} stands." for name in owed)
-            for name, step in self.steps.items():
-                if step.undo is not None and name in self.successes and name not in self.undone:
-                    yield f"The run is {state}, {name} succeeded and its compensation is not journaled."
+        yield from (f"The run is {state} and the effect of {name} stands." for name in self._owed())
+        for name, step in self.steps.items():
+            if step.undo is not None and name in self.successes and name not in self.undone:
+                yield f"The run is {state}, {name} succeeded and its compensation is not journaled."
         if state is State.FAILED and not self.plain:
             yield "The run is failed, which only a plain durable function may be."
-        if state is State.COMPLETED:
-            missing = [name for name in self.steps if name not in self.successes]
-            if missing:
-                yield f"The run is completed and never journaled the success of {', '.join(missing)}."
-            if self.rollback is not None:
-                yield "The run is completed and had turned back."
+
+    def completed_end(self) -> Iterator[str]:
+        if self.run.state is not State.COMPLETED:
+            return
+        if missing := [name for name in self.steps if name not in self.successes]:
+            yield f"The run is completed and never journaled the success of {', '.join(missing)}."
+        if self.rollback is not None:
+            yield "The run is completed and had turned back."
+
+    def held_ends(self) -> Iterator[str]:
+        state = self.run.state
         past_gate = self.run.gate_passed_at is not None and self.rollback is None
         if state in (State.IN_DOUBT, State.FORWARD_INCOMPLETE) and not past_gate:
             yield f"The run is held as {state} and had not passed its gate, or had turned back."
         if state is State.IN_DOUBT and self.pivot in self.successes:
             yield "The run is held in doubt and its pivot is journaled as succeeded."
-        if state is State.FORWARD_INCOMPLETE and self.pivot is not None and self.pivot not in self.successes:
+        if state is State.FORWARD_INCOMPLETE and self.pivot not in self.successes:
             yield "The run is held as forward_incomplete and its pivot has not succeeded."
-        if state is State.COMPENSATION_FAILED:
-            failed = {entry.step for entry in self.journal if entry.kind is Kind.COMPENSATION_FAILED}
-            if self.rollback is None or not failed:
-                yield "The run is held as compensation_failed and no compensation failed."
-            if left := [name for name in owed if name not in failed]:
-                yield f"A failed compensation kept {', '.join(left)} from being undone."
+        if state is not State.COMPENSATION_FAILED:
+            return
+        failed = {entry.step for entry in self.journal if entry.kind is Kind.COMPENSATION_FAILED}
+        if self.rollback is None or not failed:
+            yield "The run is held as compensation_failed and no compensation failed."
+        if left := [name for name in self._owed() if name not in failed]:
+            yield f"A failed compensation kept {', '.join(left)} from being undone."
 
     # ---------------------------------------------------------------- small questions
 
@@ -375,6 +403,14 @@ class Oracle:
         return next(
             (call for call in self.ledger if call.activity is activity and call.step == step and call.applied), None
         )
+
+    def _owed(self) -> list[str]:
+        """Steps whose effect stands though they have a compensation."""
+        return [
+            name
+            for name, step in self.steps.items()
+            if step.undo is not None and self._applied(Activity.STEP, name) and not self._is_undone(name)
+        ]
 
     def _is_undone(self, step: str) -> bool:
         done, undone = self._applied(Activity.STEP, step), self._applied(Activity.COMPENSATION, step)
@@ -399,7 +435,10 @@ class Oracle:
             return None
         if call.seen_seq == 0:
             return f"{Activity.STEP}:{next(iter(self.steps))}"
-        return self.journal[call.seen_seq - 1].next if call.seen_seq <= len(self.journal) else None
+        if call.seen_seq > len(self.journal):
+            return None
+        newest = self.journal[call.seen_seq - 1]
+        return None if self.suspended and newest.attempt > call.attempt else newest.next
 
 
 def _is_success(entry: Entry) -> bool:
@@ -410,10 +449,9 @@ def _story(run: RunRecord, journal: Sequence[Entry], ledger: Sequence[Call]) -> 
     """What the database and the participants know, for whoever has to find out why."""
     yield f"  run: {run.state}, phase {run.phase}, {run.attempts} attempts, gate {run.gate_passed_at}, held {run.held}"
     for entry in journal:
-        more = f" in doubt={entry.in_doubt}" if entry.in_doubt else ""
-        yield (
-            f"  {entry.seq:3} attempt {entry.attempt} {entry.kind} {entry.step or entry.cause or entry.taken_from or ''}"
-            f" try {entry.try_number} next {entry.next}{more}"
-        )
+        what = entry.step or entry.cause or entry.taken_from or ""
+        more = ", in doubt" if entry.in_doubt else ""
+        told = f"{entry.kind} {what} try {entry.try_number} next {entry.next}{more}"
+        yield f"  {entry.seq:3} attempt {entry.attempt} {told}"
     for call in sorted(ledger, key=lambda call: call.order):
         yield f"  {call} key ...{call.key[-24:]} saw entry {call.seen_seq}{', effect' if call.applied else ''}"

@@ -201,9 +201,9 @@ class World:
         self._taken_back: set[tuple[Activity, str]] = set()
 
     def live(self, *, judged: bool = True) -> World:
-        """Drive the run until it comes to rest; `judged` by the oracle or only for its journal."""
+        """Drive the run until it comes to rest, `judged` by the oracle; or, for its journal's sake, for a while."""
         self._judged = judged
-        while self.end is None:
+        while self.end is None and (judged or len(self.decided) < 100):
             assert len(self.decided) < ACTIONS_MAX, f"it does not come to rest: {words(self.decided[-1].action, START)}"
             event = self._script[len(self.decided) % len(self._script)]
             self._stop()
@@ -413,9 +413,16 @@ class World:
             assert activity is Activity.STEP, "a pivot that was not let through is not asked about"
         else:
             assert begun == intent(action), "nothing begins that no entry announced: a crash would not know of it"
+        told_of = [entry for entry in self.run.entries if entry.step == name and entry.kind is not Kind.ROLLBACK_BEGUN]
         if activity is Activity.COMPENSATION:
+            self._check_due([entry for entry in told_of if entry.kind.startswith("compensation")])
             self._check_compensation(action, done)
             return
+        self._check_due(told_of)
+        if activity is Activity.STEP and self._maybe[name] and action.step.question is not None:
+            assert told_of[-1].kind in (Kind.PROBE_SUCCEEDED, Kind.PROBE_FAILED), (
+                "what is in doubt is asked about first"
+            )
         assert name not in done, "what succeeded never runs again"
         assert done >= set(before), "no step begins before the ones before it are done"
         if action.step.kind in (StepKind.PIVOT, StepKind.FORWARD):
@@ -440,6 +447,10 @@ class World:
             assert not (step.kind is StepKind.PIVOT and self._in_place[step.name]), "the pivot happened"
             if step.undo is not None and (step.name in done or self._maybe[step.name]):
                 assert step.name in settled, f"{step.name} is newer and comes first"
+
+    def _check_due(self, told_of: list[Entry]) -> None:
+        due = [entry.due_at for entry in told_of if entry.due_at is not None]
+        assert not due or due[-1] <= self.run.now, "no try comes before it is due"
 
     def _check_number(self, action: Perform) -> None:
         key = (action.activity, action.step.name)
@@ -475,7 +486,15 @@ class World:
         if self.end is State.FAILED:
             assert all(step.kind is StepKind.UNCOMPENSATED for step in self.saga.steps)
         if self.end is State.COMPENSATION_FAILED:
-            assert self._journaled(Kind.COMPENSATION_FAILED)
+            failed = self._journaled(Kind.COMPENSATION_FAILED)
+            assert failed
+            tried = failed | self._journaled(Kind.COMPENSATION_SUCCEEDED)
+            owed = {step.name for step in self.saga.steps if step.undo is not None and self._in_place[step.name]}
+            assert owed <= tried, "one failed compensation does not stop the others"
+        if self.end is State.IN_DOUBT:
+            pivot = next(step for step in self.saga.steps if step.kind is StepKind.PIVOT)
+            assert not pivot.transactional
+            assert pivot.question is None or self._journaled(Kind.PROBE_FAILED), "a pivot in doubt is asked about"
         assert self.end not in (State.PENDING, State.RUNNING, State.QUARANTINED)
 
     def _journaled(self, kind: Kind, *, payload: bool | None = None) -> set[str]:
@@ -602,7 +621,7 @@ def folds_or_says_why(saga: Saga[Context], entries: list[Entry]) -> bool:
 
 
 def journal_of(world: World) -> list[Entry]:
-    assume(1 <= len(world.run.entries) <= 60)
+    assume(world.run.entries)
     return list(world.run.entries)
 
 

@@ -1056,6 +1056,13 @@ CRASH_LOOPS = [
         "wait 10 s, then run reserve (try 14)",
     ),
     Rule(
+        "7.112",
+        "nor does a try that was broken off hide a crash loop",
+        ORDER,
+        lambda run: run.loses_worker(STALLED_MAX - 1).is_broken_off("reserve").is_handed_back().loses_worker(),
+        "hold as broken",
+    ),
+    Rule(
         "7.111",
         "attempts that were given back without a trace (a key out of reach) are no crashes",
         ORDER,

@@ -1,0 +1,464 @@
+"""Steps that return or raise what no step should: each has its defined end, none is repeated for ever, no worker dies.
+
+Every case runs beside a well-behaved run on the same worker, which must be none the worse.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from pydantic import BaseModel, field_serializer, model_validator
+
+from sagas import Client, Retryable, RetryPolicy, RunInfo, Saga, Start, Step
+from sagas_store import MongoStore
+from sagas_store.entries import Kind
+from sagas_store.states import HELD, SETTLED, State
+from tests.support.crashing import Gate, working
+from tests.support.waiting import eventually
+
+TWICE = RetryPolicy(max_attempts=2, initial_wait=timedelta(milliseconds=1), jitter=False)
+SOON_S = 5.0
+
+
+class Parcel(BaseModel):
+    """A context with room for mischief."""
+
+    text: str = ""
+    anything: Any = None
+    bad_serializer: bool = False
+    bad_validator: bool = False
+
+    @field_serializer("bad_serializer")
+    def fail_to_write(self, value: bool) -> bool:
+        if value:
+            raise KeyError("not a serialisation error")
+        return value
+
+    @model_validator(mode="after")
+    def fail_to_read(self) -> Parcel:
+        if self.bad_validator:
+            raise RuntimeError("not a validation error")
+        return self
+
+
+class Unprintable(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no words for it")
+
+
+class NotAnException(BaseException):
+    """As some libraries have for their own signals."""
+
+
+class Neighbour:
+    """A harmless saga on the same worker."""
+
+    def __init__(self) -> None:
+        self.saga = Saga("neighbour", Parcel)
+
+        @self.saga.step(no_compensation=True)
+        async def nod(parcel: Parcel, step: Step[None]) -> Parcel:
+            return parcel
+
+
+async def at_rest(client: Client, run_id: str) -> RunInfo:
+    async def look() -> RunInfo | None:
+        info = await client.get(run_id)
+        return info if info.state in HELD | SETTLED else None
+
+    info = await eventually(look, what=f"run {run_id} comes to rest", within_s=SOON_S)
+    assert info is not None
+    return info
+
+
+async def settle_beside_a_neighbour(store: MongoStore, saga: Saga[Parcel], **options: Any) -> RunInfo:
+    """The end of a run of `saga`, after a neighbour ran on the same worker before and after it."""
+    neighbour = Neighbour().saga
+    async with Client(store) as client, working(store, saga, neighbour, **options) as (_, task):
+        await (await client.start(neighbour, Parcel())).result(20)
+        run = await client.start(saga, Parcel())
+        info = await at_rest(client, run.run_id)
+        await (await client.start(neighbour, Parcel())).result(20)
+        assert not task.done()
+    return info
+
+
+def circular() -> Parcel:
+    things: list[Any] = []
+    things.append(things)
+    return Parcel(anything=things)
+
+
+def deep() -> Parcel:
+    things: Any = None
+    for _ in range(100_000):
+        things = [things]
+    return Parcel(anything=things)
+
+
+def poisoned() -> Parcel:
+    parcel = Parcel()
+    parcel.bad_validator = True
+    return parcel
+
+
+RETURNS: dict[str, Callable[[], Any]] = {
+    "nothing": lambda: None,
+    "another type": lambda: {"text": "a dict"},
+    "the class itself": lambda: Parcel,
+    "what cannot be written": lambda: Parcel(anything=object()),
+    "a circle": circular,
+    "17 MB": lambda: Parcel(text="x" * 17_000_000),
+    "what does not validate when read back": lambda: Parcel.model_construct(text=["no text"]),  # type: ignore[arg-type]
+    "half a character": lambda: Parcel(text="\ud800"),
+    "what its own serializer cannot write": lambda: Parcel(bad_serializer=True),
+    "what its own validator cannot read": poisoned,
+    "what is nested too deep": deep,
+}
+
+
+def saga_with(do: Callable[[], Any], *, tries: RetryPolicy = TWICE, calls: list[int]) -> Saga[Parcel]:
+    """Reserve does it; compensated before the pivot."""
+    saga = Saga("hostile", Parcel)
+
+    @saga.step(retry=tries)
+    async def reserve(parcel: Parcel, step: Step[None]) -> Parcel:
+        calls.append(step.try_number)
+        result: Parcel = do()
+        return result
+
+    @reserve.compensation
+    async def release(parcel: Parcel, step: Step[None]) -> None: ...
+
+    @saga.pivot
+    async def charge(parcel: Parcel, step: Step[None]) -> Parcel:
+        return parcel
+
+    return saga
+
+
+@pytest.mark.filterwarnings("ignore:Pydantic serializer warnings")
+@pytest.mark.parametrize("what", RETURNS)
+async def test_a_step_that_returns_what_cannot_be_journaled_has_failed_and_is_undone(
+    store: MongoStore, what: str
+) -> None:
+    calls: list[int] = []
+    info = await settle_beside_a_neighbour(store, saga_with(RETURNS[what], calls=calls))
+    assert info.state is State.COMPENSATED
+    assert calls == [1], "it is pointless to try that again"
+    (failed,) = [entry for entry in await store.journal.load(info.run_id) if entry.kind is Kind.STEP_FAILED]
+    assert failed.in_doubt, "it returned, so its effect has probably happened"
+
+
+@pytest.mark.filterwarnings("ignore:Pydantic serializer warnings")
+@pytest.mark.parametrize("what", ["another type", "17 MB", "what its own serializer cannot write"])
+async def test_a_pivot_that_returns_what_cannot_be_journaled_is_held_in_doubt(store: MongoStore, what: str) -> None:
+    saga = Saga("hostile", Parcel)
+
+    @saga.pivot(retry=TWICE)
+    async def charge(parcel: Parcel, step: Step[None]) -> Parcel:
+        result: Parcel = RETURNS[what]()
+        return result
+
+    info = await settle_beside_a_neighbour(store, saga)
+    assert info.state is State.IN_DOUBT
+    assert info.held_reason is not None
+    assert "charge" in info.held_reason
+
+
+def throw(make: Callable[[], BaseException]) -> Callable[[], Any]:
+    def do() -> Any:
+        raise make()
+
+    return do
+
+
+RAISES: dict[str, tuple[Callable[[], BaseException], int]] = {
+    # What is raised, and how often the step is then called: once for a definite no, twice for what may pass.
+    "SystemExit": (lambda: SystemExit(3), 1),
+    "CancelledError": (asyncio.CancelledError, 2),
+    "StopIteration": (StopIteration, 1),
+    "what cannot be printed": (Unprintable, 1),
+    "50 MB of text": (lambda: ValueError("x" * 50_000_000), 1),
+    "a group": (lambda: ExceptionGroup("two", [ValueError("a"), TimeoutError("b")]), 1),
+    "Retryable in 5, a number": (lambda: Retryable("later", retry_after=0.001), 2),  # type: ignore[arg-type]
+    "Retryable in the past": (lambda: Retryable("later", retry_after=timedelta(days=-1)), 2),
+}
+
+
+@pytest.mark.parametrize("what", RAISES)
+async def test_a_step_that_raises_what_no_step_should_has_failed_and_is_undone(store: MongoStore, what: str) -> None:
+    make, tries = RAISES[what]
+    calls: list[int] = []
+    info = await settle_beside_a_neighbour(store, saga_with(throw(make), calls=calls))
+    assert info.state is State.COMPENSATED
+    assert calls == list(range(1, tries + 1))
+
+
+async def test_a_retry_at_the_end_of_time_is_parked_or_refused_but_never_repeated_at_once(store: MongoStore) -> None:
+    calls: list[int] = []
+    saga = saga_with(throw(lambda: Retryable("never", retry_after=timedelta.max)), calls=calls)
+    async with Client(store) as client, working(store, saga):
+        run = await client.start(saga, Parcel())
+
+        async def decided() -> bool:
+            return bool(await store.journal.load(run.run_id))
+
+        await eventually(decided, what="what came of it is journaled", within_s=SOON_S)
+    assert calls == [1]
+
+
+@pytest.mark.parametrize("what", ["SystemExit", "StopIteration", "CancelledError"])
+async def test_a_plain_function_that_raises_it_in_its_thread_has_failed_too(store: MongoStore, what: str) -> None:
+    saga = Saga("hostile", Parcel)
+    make, tries = RAISES[what]
+    calls: list[int] = []
+
+    @saga.step(retry=TWICE, timeout=20)
+    def reserve(parcel: Parcel, step: Step[None]) -> Parcel:
+        calls.append(step.try_number)
+        raise make()
+
+    @reserve.compensation
+    def release(parcel: Parcel, step: Step[None]) -> None: ...
+
+    info = await settle_beside_a_neighbour(store, saga)
+    assert info.state is State.COMPENSATED
+    assert calls == list(range(1, tries + 1))
+
+
+async def test_a_step_that_cancels_its_own_task_is_in_doubt_and_the_worker_goes_on(store: MongoStore) -> None:
+    saga = Saga("hostile", Parcel)
+    calls: list[int] = []
+
+    @saga.step(retry=TWICE)
+    async def reserve(parcel: Parcel, step: Step[None]) -> Parcel:
+        calls.append(step.try_number)
+        task = asyncio.current_task()
+        assert task is not None
+        task.cancel()
+        await asyncio.Event().wait()
+        return parcel
+
+    @reserve.compensation
+    async def release(parcel: Parcel, step: Step[None]) -> None: ...
+
+    info = await settle_beside_a_neighbour(store, saga)
+    assert info.state is State.COMPENSATED
+    assert len(calls) == 2
+
+
+async def test_a_step_that_raises_a_signal_of_some_library_takes_no_other_run_with_it(store: MongoStore) -> None:
+    """Neither at work nor, which is where the worker waits for all of them together, while it drains."""
+    hostile, waiting = Saga("hostile", Parcel), Saga("waiting", Parcel)
+    gate, patient = Gate(), Gate()
+
+    @hostile.step(no_compensation=True, retry=TWICE)
+    async def reserve(parcel: Parcel, step: Step[None]) -> Parcel:
+        await gate.wait()
+        raise NotAnException
+
+    @waiting.step(no_compensation=True)
+    async def wait(parcel: Parcel, step: Step[None]) -> Parcel:
+        await patient.wait()
+        return parcel
+
+    async with Client(store) as client, working(store, hostile, waiting) as (worker, task):
+        await client.start(hostile, Parcel())
+        run = await client.start(waiting, Parcel())
+        await gate.entered.wait()
+        await patient.entered.wait()
+        worker.stop()
+
+        async def draining() -> bool:
+            return all(attempt._draining for attempt in worker._attempts.values())
+
+        await eventually(draining, what="the worker drains")
+        gate.opened.set()
+        with pytest.raises(TimeoutError):  # it still waits for the other one: there is no event for not ending
+            await asyncio.wait_for(asyncio.shield(task), 0.3)
+        patient.opened.set()
+        await asyncio.wait_for(task, 20)
+        assert (await client.get(run.run_id)).state is State.COMPLETED
+
+
+async def test_a_step_that_turns_its_timeout_into_a_result_has_that_result(store: MongoStore) -> None:
+    saga = Saga("hostile", Parcel)
+
+    @saga.step(no_compensation=True, timeout=0.05)
+    async def stubborn(parcel: Parcel, step: Step[None]) -> Parcel:
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.Event().wait()
+        return Parcel(text="after all")
+
+    info = await settle_beside_a_neighbour(store, saga)
+    assert info.state is State.COMPLETED
+
+
+async def test_a_thread_that_outlives_its_timeout_is_left_behind_and_the_run_goes_on(store: MongoStore) -> None:
+    saga = Saga("hostile", Parcel)
+    let_go = threading.Event()
+
+    @saga.step(retry=TWICE, timeout=0.05)
+    def deaf(parcel: Parcel, step: Step[None]) -> Parcel:
+        let_go.wait(20)
+        return parcel
+
+    @deaf.compensation
+    async def release(parcel: Parcel, step: Step[None]) -> None: ...
+
+    try:
+        info = await settle_beside_a_neighbour(store, saga)
+    finally:
+        let_go.set()
+    assert info.state is State.COMPENSATED
+
+
+@pytest.mark.parametrize("what", ["SystemExit", "CancelledError", "what cannot be printed", "50 MB of text"])
+async def test_a_compensation_that_raises_it_is_held_for_an_operator(store: MongoStore, what: str) -> None:
+    saga = Saga("hostile", Parcel)
+
+    @saga.step
+    async def reserve(parcel: Parcel, step: Step[None]) -> Parcel:
+        return parcel
+
+    @reserve.compensation(retry=TWICE)
+    async def release(parcel: Parcel, step: Step[None]) -> None:
+        throw(RAISES[what][0])()
+
+    @saga.pivot
+    async def charge(parcel: Parcel, step: Step[None]) -> Parcel:
+        raise ValueError("no")
+
+    info = await settle_beside_a_neighbour(store, saga)
+    assert info.state is State.COMPENSATION_FAILED
+
+
+@pytest.mark.filterwarnings("ignore:Pydantic serializer warnings")
+@pytest.mark.parametrize("what", ["another type", "17 MB", "what its own validator cannot read"])
+async def test_a_probe_that_returns_what_cannot_be_journaled_has_failed(store: MongoStore, what: str) -> None:
+    saga = Saga("hostile", Parcel)
+
+    @saga.pivot(retry=TWICE)
+    async def charge(parcel: Parcel, step: Step[None]) -> Parcel:
+        raise TimeoutError
+
+    @charge.probe
+    async def find(parcel: Parcel, step: Step[None]) -> Parcel | None:
+        result: Parcel = RETURNS[what]()
+        return result
+
+    info = await settle_beside_a_neighbour(store, saga)
+    assert info.state is State.IN_DOUBT
+
+
+# ------------------------------------------------------------------------------------ hostile documents
+
+
+async def test_an_entry_of_an_unknown_kind_holds_its_own_run_and_no_other(store: MongoStore, database: Any) -> None:
+    """Written by a newer version, or by hand. The others were claimed in the same batch."""
+    neighbour = Neighbour().saga
+    async with Client(store) as client:
+        runs = await client.start_many(neighbour, [Start(Parcel()) for _ in range(3)])
+        await store.runs.claim_due([("neighbour", 1)], token="a" * 32, worker="dead", lease=timedelta(1), limit=3)
+        await (
+            database["sagas.journal"]
+            .with_options()
+            .insert_one(
+                {
+                    "_id": {"run": runs[0].run_id, "seq": 1},
+                    "kind": "of_another_time",
+                    "at": store.clock.now(),
+                    "attempt": 1,
+                    "worker": "dead",
+                    "token": "a" * 32,
+                },
+                bypass_document_validation=True,
+            )
+        )
+        await database["sagas.runs"].update_many({}, {"$set": {"due_at": store.clock.now() - timedelta(seconds=1)}})
+        async with working(store, neighbour):
+            for run in runs[1:]:
+                assert (await at_rest(client, run.run_id)).state is State.COMPLETED
+            assert (await at_rest(client, runs[0].run_id)).state is State.BROKEN
+
+
+async def test_a_run_whose_input_is_no_context_is_held_as_broken(store: MongoStore, database: Any) -> None:
+    neighbour = Neighbour().saga
+    async with Client(store) as client:
+        run = await client.start(neighbour, Parcel())
+        await database["sagas.runs"].update_one({"_id": run.run_id}, {"$set": {"input": b'\x01{"text": 3}'}})
+        async with working(store, neighbour):
+            info = await at_rest(client, run.run_id)
+    assert info.state is State.BROKEN
+    assert info.held_reason is not None
+    assert "text" in info.held_reason
+
+
+# ------------------------------------------------------------------------------------ changed definitions
+
+
+def definition(*names: str, version: int = 1, calls: list[str] | None = None) -> Saga[Parcel]:
+    saga = Saga("changing", Parcel, version=version)
+    for name in names:
+
+        async def do(parcel: Parcel, step: Step[None]) -> Parcel:
+            if calls is not None:
+                calls.append(f"{version}:{step.name}")
+            return parcel
+
+        saga.step(no_compensation=True, name=name)(do)
+    return saga
+
+
+async def test_a_changed_definition_with_the_same_version_is_held_with_the_difference_named(store: MongoStore) -> None:
+    calls: list[str] = []
+    async with Client(store) as client:
+        run = await client.start(definition("reserve", "charge"), Parcel())
+        async with working(store, definition("reserve", "pack", "charge", calls=calls)):
+            info = await at_rest(client, run.run_id)
+    assert info.state is State.BROKEN
+    assert info.held_reason is not None
+    assert "reserve:n charge:n" in info.held_reason
+    assert "reserve:n pack:n charge:n" in info.held_reason
+    assert calls == []
+
+
+async def test_a_worker_leaves_runs_untouched_that_it_does_not_know(store: MongoStore) -> None:
+    neighbour = Neighbour().saga
+    async with Client(store) as client:
+        unknown = [
+            await client.start(definition("reserve", version=2), Parcel()),
+            await client.start(Saga("changing", Parcel).step(no_compensation=True)(_nod).saga, Parcel()),
+        ]
+        before = [await store.runs.get(run.run_id) for run in unknown]
+        async with working(store, neighbour, definition("reserve", version=3)):
+            await (await client.start(neighbour, Parcel())).result(20)
+        assert [await store.runs.get(run.run_id) for run in unknown] == before
+
+
+async def _nod(parcel: Parcel, step: Step[None]) -> Parcel:
+    return parcel
+
+
+async def test_two_versions_side_by_side_each_take_their_own_runs(store: MongoStore) -> None:
+    calls: list[str] = []
+    old = definition("reserve", "charge", calls=calls)
+    new = definition("reserve", "pack", "charge", version=2, calls=calls)
+    async with (
+        Client(store) as client,
+        working(store, old, name="old"),
+        working(store, new, name="new"),
+    ):
+        runs = [await client.start(saga, Parcel()) for saga in (old, new, old, new)]
+        for run in runs:
+            await run.result(20)
+        workers = [(await run.info()).worker for run in runs]
+    assert workers == ["old", "new", "old", "new"]
+    assert sorted(calls) == sorted(["1:reserve", "1:charge"] * 2 + ["2:reserve", "2:pack", "2:charge"] * 2)

@@ -1,0 +1,35 @@
+"""A server of this suite's own, so that no fail point can ever hit anybody else's test."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import pytest
+from pymongo import AsyncMongoClient
+
+from sagas_store import MongoStore
+from sagas_store.embedded import EmbeddedMongo
+
+
+@pytest.fixture(scope="package")
+def faulty_mongo() -> Iterator[EmbeddedMongo]:
+    with EmbeddedMongo.start(parameters={"enableTestCommands": "1"}) as mongo:
+        yield mongo
+
+
+@pytest.fixture(scope="package")
+def database_name() -> str:
+    return f"faults_{secrets.token_hex(4)}"
+
+
+@pytest.fixture
+async def healthy(faulty_mongo: EmbeddedMongo, database_name: str) -> AsyncIterator[Any]:
+    """The suite's one database through a client that no fail point hits; emptied after each test."""
+    async with AsyncMongoClient[Any](faulty_mongo.uri) as client:
+        database = client[database_name]
+        await MongoStore(database).schema.apply()
+        yield database
+        for name in await database.list_collection_names():
+            await database[name].delete_many({})
