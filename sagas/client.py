@@ -384,8 +384,7 @@ class Client:
         while True:
             timed_out = False
             try:
-                async with asyncio.timeout_at(ends_at):
-                    await self._rest.wait(run_id)
+                await self._rest.wait(run_id, ends_at)
             except TimeoutError:
                 timed_out = True
             record = await self._record(run_id)
@@ -471,8 +470,12 @@ class _Rest:
         self._tasks: list[asyncio.Task[None]] = []
         self._closed = False
 
-    async def wait(self, run_id: str) -> None:
-        """Return once the run is held or settled. Raises ClientClosed."""
+    async def wait(self, run_id: str, ends_at: float | None) -> None:
+        """Return once the run is held or settled. Raises TimeoutError at `ends_at`, by the loop's clock; ClientClosed.
+
+        Only the waiting itself is broken off. A question to the database ends by the store's patience: the driver does
+        not pass every cancellation on, and whoever's was lost would wait for ever.
+        """
         if self._closed:
             raise ClientClosed(run_id)
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -484,12 +487,14 @@ class _Rest:
             if not self._listening.is_set():
                 if await self._store.runs.at_rest([run_id]):
                     return  # whatever becomes of the stream
+                opened_by = asyncio.get_running_loop().time() + _OPEN_MAX_S
                 with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(_OPEN_MAX_S):
+                    async with asyncio.timeout_at(opened_by if ends_at is None else min(opened_by, ends_at)):
                         await self._listening.wait()
             # Listening first, then looking: nothing happens unseen in between. Without a stream the poll will do.
             if not await self._store.runs.at_rest([run_id]):
-                await future
+                async with asyncio.timeout_at(ends_at):
+                    await future
         finally:
             waiting = self._waiting.get(run_id, set())
             waiting.discard(future)

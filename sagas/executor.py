@@ -17,7 +17,7 @@ import contextlib
 import contextvars
 from collections.abc import Mapping
 from concurrent.futures import Executor as ThreadPool
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any, Final
@@ -482,6 +482,8 @@ class Attempt:
         def run() -> _Returned | _Threw:
             try:
                 return _Returned(inherited.run(part.function, context, step))
+            except (asyncio.CancelledError, CancelledError):
+                return _Threw(TimeoutError("the step was cancelled from within"))
             except BaseException as error:  # some, StopIteration for one, cannot be passed on by a future
                 return _Threw(error)
 

@@ -176,6 +176,8 @@ class Worker:
             self._hurry.set()
         self._draining.set()
         self._wake.set()
+        for attempt in list(self._attempts.values()):
+            attempt.drain()  # at once, also while the answer to a claim is waited for
 
     # ---------------------------------------------------------------- claiming
 
@@ -239,6 +241,8 @@ class Worker:
     def _start(self, executor: Executor, run: RunRecord, journal: list[Entry], lease: Lease) -> None:
         attempt = executor.attempt(run, journal, lease)
         self._attempts[run.run_id] = attempt
+        if self._draining.is_set():
+            attempt.drain()
         task = asyncio.create_task(self._drive(attempt), name=f"run {run.run_id}")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -329,8 +333,6 @@ class Worker:
     # ---------------------------------------------------------------- draining
 
     async def _drain(self) -> None:
-        for attempt in list(self._attempts.values()):
-            attempt.drain()
         pending = set(self._tasks)
         if pending:
             self._log.info("worker draining", runs=len(pending))
