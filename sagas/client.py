@@ -438,7 +438,7 @@ class Run(Generic[C]):
         """Wait until the run comes to rest and return its last context; `timeout` in seconds, None waits for ever.
 
         Raises RunRolledBack, RunFailed or RunHeld with what happened, ResultTimeout when it is still going on,
-        RunNotFound, ClientClosed when the client is closed meanwhile. Many waiting share one change stream and one poll.
+        RunNotFound, ClientClosed when the client is closed meanwhile. All waiters share one change stream and one poll.
         """
         return await self._client._result(self._saga, self.run_id, timeout)  # noqa: SLF001 - one subject in two classes
 

@@ -599,10 +599,10 @@ async def test_a_run_that_is_requeued_while_its_result_is_read_is_waited_for_on(
     async def then_requeued(run_ids: Any) -> list[str]:
         found = await at_rest(run_ids)
         if not requeued.is_set():
-            requeued.set()
             await database["sagas.runs"].update_one(
                 {"_id": run.run_id}, [{"$set": {"state": "pending", "due_at": "$$NOW"}}, {"$unset": "held"}]
             )
+            requeued.set()
         return found
 
     monkeypatch.setattr(store.runs, "at_rest", then_requeued)
