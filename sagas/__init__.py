@@ -10,6 +10,7 @@ from __future__ import annotations
 from sagas.client import Client, JournalLine, Run, RunInfo, RunPage, Start, StopMany
 from sagas.definition import Fate, Saga, Step, StepDefinition
 from sagas.errors import (
+    ClientClosed,
     DefinitionError,
     ErrorDetail,
     FenceLost,
@@ -49,6 +50,7 @@ __all__ = [
     "SETTLED",
     "BulkResult",
     "Client",
+    "ClientClosed",
     "DefinitionError",
     "ErrorDetail",
     "Fate",

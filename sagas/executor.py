@@ -16,8 +16,8 @@ import asyncio
 import contextlib
 import contextvars
 from collections.abc import Mapping
-from concurrent.futures import Executor as ThreadPool
 from concurrent.futures import CancelledError, Future
+from concurrent.futures import Executor as ThreadPool
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any, Final
@@ -43,7 +43,7 @@ from sagas.decide import (
     next_action,
 )
 from sagas.definition import Part, Saga, Step, StepKind
-from sagas.errors import FenceLost, JournalMisfit, NonRetryable, Unreadable
+from sagas.errors import FenceLost, InvalidInput, JournalMisfit, NonRetryable, Unreadable
 from sagas.identity import compensation_key, step_key
 from sagas.lease import Lease
 from sagas.payload import NotJournalable, dump_context, dump_error, load_context
@@ -53,6 +53,7 @@ from sagas_store.clock import EPOCH
 from sagas_store.entries import Cause, Entry, Kind
 from sagas_store.errors import StopFirst
 from sagas_store.faults import is_aborted_transaction
+from sagas_store.inserts import PAYLOAD_BYTES_MAX
 from sagas_store.runs import Claim, RunRecord, Stop
 from sagas_store.states import Decision, Phase, State
 
@@ -73,6 +74,14 @@ class Limits:
     """One context. MongoDB's own limit for a document is 16 MiB; a run rewrites its context at every step."""
     run_bytes_max: int = 64 * 1024 * 1024
     """All contexts of one run together. Room for the pivot and everything after it is checked before the pivot."""
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.context_bytes_max <= PAYLOAD_BYTES_MAX:
+            raise InvalidInput(
+                "Limits.context_bytes_max", f"must be from 1 to {PAYLOAD_BYTES_MAX:,} (a document's room)"
+            )
+        if self.run_bytes_max < self.context_bytes_max:
+            raise InvalidInput("Limits.run_bytes_max", "must not be less than context_bytes_max")
 
 
 @dataclass(frozen=True, slots=True)

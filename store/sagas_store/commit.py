@@ -12,6 +12,7 @@ cancelled leaves the batch untouched.
 from __future__ import annotations
 
 import asyncio
+import contextvars
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Generic, TypeVar
@@ -63,7 +64,8 @@ class CommitLoop(Generic[Item, Result]):
     def _start(self) -> None:
         self._scheduled = False
         while self._waiting and len(self._under_way) < self._in_flight_max:
-            task = asyncio.create_task(self._commit(self._take()))
+            # In a context of its own: a submitter's deadline is not its neighbours'.
+            task = asyncio.create_task(self._commit(self._take()), context=contextvars.Context())
             self._under_way.add(task)
             task.add_done_callback(self._ended)
 

@@ -10,9 +10,9 @@ from pymongo import errors
 
 from sagas_store.drivers import Collection, Document
 
-__all__ = ["InsertTogether", "Inserted"]
+__all__ = ["PAYLOAD_BYTES_MAX", "InsertTogether", "Inserted"]
 
-_PAYLOAD_BYTES_MAX: Final = 15 * 1024 * 1024
+PAYLOAD_BYTES_MAX: Final = 15 * 1024 * 1024
 """MongoDB's limit is 16 MiB for a whole document; the rest is room for the claim, the stop and the state to come."""
 _DUPLICATE: Final = 11000
 _INVALID: Final = 121
@@ -109,4 +109,4 @@ def _hashable(key: Any) -> Any:
 
 def _too_large(document: Document) -> bool:
     """Whether the server would not take it, or not take what will have to be added to it."""
-    return sum(len(value) for value in document.values() if isinstance(value, bytes)) > _PAYLOAD_BYTES_MAX
+    return sum(len(value) for value in document.values() if isinstance(value, bytes)) > PAYLOAD_BYTES_MAX

@@ -164,7 +164,12 @@ SCHEMA: Final = (
             IndexSpec(
                 name="list",
                 keys=(("state", 1), ("created_at", -1), ("_id", -1)),
-                serves=("page_of_states", "page_of_states_and_saga"),
+                serves=("page_of_states",),
+            ),
+            IndexSpec(
+                name="list_of_saga",
+                keys=(("saga", 1), ("state", 1), ("created_at", -1), ("_id", -1)),
+                serves=("page_of_states_and_saga",),
             ),
         ),
         primary_key_serves=("claim", "renew", "settle", "get", "at_rest"),

@@ -10,6 +10,7 @@ deaths in a row. The points are counted in a run to which nothing happens; a pla
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import os
 import random
@@ -18,7 +19,6 @@ import secrets
 import traceback
 from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Iterable
-from contextlib import asynccontextmanager
 from datetime import timedelta
 from typing import Any, Final
 
@@ -29,7 +29,7 @@ from sagas.lease import LeaseLapsed
 from sagas_store import MongoStore
 from sagas_store.states import State
 from tests.support.changing import replace
-from tests.support.crashing import Part, Plan, Server, Shape, World, plans
+from tests.support.crashing import Part, Plan, Process, Server, Shape, World, plans
 
 AT_ONCE: Final = 12
 """Worlds at a time. Each has its own run, saga and participants; only the server is shared."""
@@ -223,7 +223,7 @@ def seed() -> int:
     return int(os.environ.get("SAGAS_SEED") or secrets.randbelow(2**32))
 
 
-@asynccontextmanager
+@contextlib.asynccontextmanager
 async def started(server: Server, shape: Shape, *told: object) -> AsyncIterator[World]:
     """A world with its run started; what goes wrong in it is told with its name."""
     world = World(server, shape)
@@ -333,45 +333,55 @@ async def test_two_deaths_in_a_row_do_no_more_harm_than_one(server: Server, seed
 # ------------------------------------------------------------------------------------ frozen and thawed
 
 
-async def freezes(server: Server, shape: Shape, plan: Plan, *, clock_stands: bool) -> str:
-    """Freeze there, let another worker finish, thaw: the run must be as the other left it. Returns how it ended."""
+async def freezes(server: Server, shape: Shape, plan: Plan, *, clock_stands: bool, midway: bool) -> str:
+    """Freeze there, let another worker take over, thaw: nothing of the other's may change. Returns how it ended.
+
+    The other has finished the run by then, or (`midway`) has just announced its takeover and goes on afterwards.
+    """
     async with started(server, shape, plan) as world:
         frozen = world.process(plan)
         async with frozen.working_until_suspended() as working:
             assert frozen.reached, "the point was never reached"
-            # An entry in an open transaction keeps everybody else from writing one with its number.
-            keeps_out = _holds_an_entry(frozen.trail, plan)
             await world.lapse()
-            other = world.process(patience=timedelta(seconds=0.3 if keeps_out else 30))
-            if keeps_out:
-                with pytest.raises(StoreUnavailable):
-                    await other.work()
-            else:
-                await other.work()
-            before, calls = await world.snapshot(), len(world.ledger)
-
-            frozen.late_s = 0.0 if clock_stands else 3600.0
-            frozen.resumed.set()
-            try:
-                await working
-            except (FenceLost, LeaseLapsed):
-                ended = "refused"
-            else:
-                ended = "had nothing left to write"
-        if keeps_out:
-            await world.finish()
-            await world.check(suspended=True)
-            return "kept others out"
-
-        assert await world.snapshot() == before, f"the thawed worker ({ended}) changed something"
+            if _holds_an_entry(frozen.trail, plan):
+                return await kept_out(world, frozen, working)
+            other = world.process(Plan(5, after=True, fate="suspend") if midway else None)
+            async with other.working_until_suspended() as others:
+                before, calls = (await world.run(), await world.journal()), len(world.ledger)
+                frozen.late_s = 0.0 if clock_stands else 3600.0
+                frozen.resumed.set()
+                try:
+                    await working
+                except (FenceLost, LeaseLapsed):
+                    ended = "refused"
+                else:
+                    ended = "had nothing left to write"
+                after = await world.run(), await world.journal()
+                assert after == before, f"the thawed worker ({ended}) changed something"
+                late = world.ledger[calls:]
+                assert midway or not any(call.applied for call in late), "an effect came after the end"
+                other.resumed.set()
+                await others
+        await world.finish()
+        await world.check(suspended=True)
         # By its own clock no time may have passed, so it may go on up to its next write: the participant honours keys.
         # And a transaction that the server aborted runs again before anybody looks at the clock.
-        late = world.ledger[calls:]
         transactional = {part.name for part in shape.parts if part.transactional}
         assert len(late) <= (1 if clock_stands or {call.step for call in late} <= transactional else 0), late
-        assert not any(call.applied for call in late)
-        await world.check(suspended=True)
         return ended
+
+
+async def kept_out(world: World, frozen: Process, working: asyncio.Task[State | None]) -> str:
+    """It holds an entry in an open transaction: nobody writes one with that number until it commits, or the server
+    aborts it. Once it goes on, its entry counts."""
+    with pytest.raises(StoreUnavailable):
+        await world.process(patience=timedelta(seconds=0.3)).work()
+    frozen.resumed.set()
+    with contextlib.suppress(FenceLost, LeaseLapsed):
+        await working
+    await world.finish()
+    await world.check(suspended=True)
+    return "kept others out"
 
 
 def _holds_an_entry(trail: list[str], plan: Plan) -> bool:
@@ -381,15 +391,17 @@ def _holds_an_entry(trail: list[str], plan: Plan) -> bool:
 
 
 @pytest.mark.slow
-async def test_a_frozen_worker_that_goes_on_after_its_run_was_finished_changes_nothing(server: Server) -> None:
+async def test_a_frozen_worker_that_goes_on_after_its_run_was_taken_over_changes_nothing(server: Server) -> None:
     points = await all_points(server)
     # Frozen after one point or before the next is the same to everybody else, so one of the two is enough.
     todo = [(shape, plan) for shape in SHAPES for plan in plans(len(points[shape]), "suspend") if plan.after]
     # A third of them notice by their own clock that time has passed; the others are the harder case.
     ended = await at_once(
-        freezes(server, shape, plan, clock_stands=count % 3 != 0) for count, (shape, plan) in enumerate(todo)
+        freezes(server, shape, plan, clock_stands=count % 3 != 0, midway=midway)
+        for midway in (False, True)
+        for count, (shape, plan) in enumerate(todo)
     )
-    report("points to freeze at", {shape: len(points[shape]) for shape in SHAPES})
+    report("points to freeze at", {shape: 2 * len(points[shape]) for shape in SHAPES})
     for how in sorted(set(ended)):
         print(f"{ended.count(how):5}  {how}")
     assert ended.count("refused") > len(ended) / 2

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel, field_serializer, model_validator
 
-from sagas import Client, Retryable, RetryPolicy, RunInfo, Saga, Start, Step
+from sagas import Client, Retryable, RetryPolicy, RunInfo, Saga, Start, Step, StoreUnavailable
 from sagas_store import MongoStore
 from sagas_store.entries import Kind
 from sagas_store.states import HELD, SETTLED, State
@@ -286,6 +286,20 @@ async def test_a_step_that_raises_a_signal_of_some_library_takes_no_other_run_wi
         patient.opened.set()
         await asyncio.wait_for(task, 20)
         assert (await client.get(run.run_id)).state is State.COMPLETED
+
+
+async def test_a_step_that_starts_another_run_and_does_not_reach_the_database_is_tried_again(store: MongoStore) -> None:
+    """It asked for the engine's own client, and got the engine's own word for a lost connection."""
+    saga = Saga("parent", Parcel)
+
+    @saga.step(no_compensation=True, retry=TWICE)
+    async def start_child(parcel: Parcel, step: Step[None]) -> Parcel:
+        if step.try_number == 1:
+            raise StoreUnavailable("start", "the database is away")
+        return parcel
+
+    info = await settle_beside_a_neighbour(store, saga)
+    assert info.state is State.COMPLETED
 
 
 async def test_a_step_that_turns_its_timeout_into_a_result_has_that_result(store: MongoStore) -> None:

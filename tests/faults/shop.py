@@ -37,6 +37,8 @@ class Shop:
     """Keys whose compensation has come: a request that arrives later is refused."""
     effects_of_database: Any = None
     """Where a transactional step writes."""
+    sessions: list[Any] = field(default_factory=list)
+    """The ids of the sessions that transactional steps were given."""
     heartbeat: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when a renewal has got through: what a step that outlives a renewal waits for."""
     before_each: Callable[[Step[Any]], None] | None = None
@@ -136,6 +138,7 @@ def _transactional() -> Saga[Order]:
 
     @saga.pivot(transactional=True)
     async def charge(order: Order, step: Step[Shop]) -> Order:
+        step.resources.sessions.append(step.session.session_id)
         made = {"key": step.idempotency_key}  # no unique key: only the transaction keeps it from happening twice
         await step.resources.effects_of_database.insert_one(made, session=step.session)
         return order.with_("charge")

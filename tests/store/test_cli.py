@@ -1,4 +1,4 @@
-"""The command line, as a person and a script meet it: what it prints where, its exit codes, and what it never prints."""
+"""The command line as a person or a script calls it: what is printed where, the exit code, and no secret anywhere."""
 
 from __future__ import annotations
 

@@ -659,9 +659,8 @@ async def test_a_waiter_with_the_drivers_own_timeout_does_not_leave_it_to_the_ot
         client_of(driver, mongo_uri, appName=name) as connection,
         Client(MongoStore(connection[database.name])) as shared,
     ):
-        with pymongo.timeout(1.5):
-            with pytest.raises(ResultTimeout):
-                await shared.run(ORDER, run_id=run.run_id).result(0.1)
+        with pymongo.timeout(1.5), pytest.raises(ResultTimeout):
+            await shared.run(ORDER, run_id=run.run_id).result(0.1)
         waiting = asyncio.create_task(shared.run(ORDER, run_id=run.run_id).result(8))
         deadline_passed = asyncio.get_running_loop().time() + 1.6
 

@@ -136,9 +136,8 @@ async def test_a_server_that_does_not_answer_is_unavailable_once_patience_is_spe
 
 
 async def test_a_blocking_client_is_refused_before_it_can_stop_the_loop(mongo_uri: str, driver: str) -> None:
-    with MongoClient[dict[str, Any]](mongo_uri) as blocking:
-        with pytest.raises(TypeError, match="blocking MongoClient"):
-            MongoStore(blocking["test"])  # type: ignore[arg-type]
+    with MongoClient[dict[str, Any]](mongo_uri) as blocking, pytest.raises(TypeError, match="blocking MongoClient"):
+        MongoStore(blocking["test"])  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("wrong", [None, "mongodb://localhost", object()], ids=repr)

@@ -205,14 +205,15 @@ class Process:
             resources=self,
             threads=world.server.threads,
             limits=Limits(),
-            monotonic=monotonic,
             park_after=timedelta(seconds=2),
+            monotonic=monotonic,
         )
         self.attempt: Attempt | None = None
         self.last_token: str | None = None
 
     def monotonic(self) -> float:
-        return self.world.monotonic() + self.late_s
+        """What it keeps its leases by. That the world skips some hours is not seen here, until it is told."""
+        return monotonic() + self.late_s
 
     async def point(self, name: str, call: Callable[[], Awaitable[T]]) -> T:
         """Do `call`, with this process's fate before or after it."""
@@ -273,7 +274,7 @@ class Process:
                 state = await self.work_once()
                 if state is None or state not in OPEN:
                     return state
-                if self.plan is not None and self.plan.fate in ("interrupt", "drain", "lose") and self.reached:
+                if self.reached:  # it was told to go, or has been stopped: this was its last attempt
                     return state
                 await self.world.lapse()
             raise AssertionError(f"{self.name} did not bring the run to rest in 20 attempts")
@@ -457,11 +458,6 @@ class World:
 
     async def journal(self) -> list[Entry]:
         return await self.server.store.journal.load(self.name)
-
-    async def snapshot(self) -> tuple[RunRecord, list[Entry], list[str]]:
-        """All that anybody could have changed: the run, its journal, and which effects stand."""
-        written = [effect["call"] async for effect in self.server.effects.find({"run": self.name})]
-        return await self.run(), await self.journal(), sorted([*self.happened, *map(str, written)])
 
     async def check(self, *, at_rest: bool = True, suspended: bool = False, ends: bool = True) -> RunRecord:
         """Ask the oracle; then that the run ended as its shape says, with the context that its steps made."""

@@ -291,6 +291,13 @@ IN_DOUBT = [
         "wait 10 s, then ask about reserve (try 3)",
     ),
     Rule(
+        "7.32",
+        "a question's tries are counted by the journal, across workers",
+        ASKING,
+        lambda run: run.loses_worker().cannot_ask("reserve", LOST).loses_worker().cannot_ask("reserve", LOST),
+        "run reserve (try 2)",
+    ),
+    Rule(
         "7.30",
         "a worker lost while asking asks again",
         ASKING,
@@ -1142,6 +1149,37 @@ def test_a_pivot_that_succeeded_is_past_the_gate_whatever_a_reader_knew_of_the_r
     run = past_pivot(History(saga_of(ORDER))).is_stopped()
     late = replace(run.facts, gate_passed=False)
     assert words(next_action(run.saga, run.progress, late, run.now), run.now) == "run ship (try 1)"
+
+
+@pytest.mark.parametrize(
+    ("saga", "when", "in_doubt"),
+    [
+        (ORDER, lambda run: run.loses_worker(), True),
+        (ORDER, lambda run: run.succeeds("reserve").loses_worker(), True),
+        (ORDER, lambda run: run.succeeds("reserve").has_an_attempt_without_a_trace().is_handed_back(), True),
+        (ORDER, lambda run: in_pivot(run).loses_worker(), True),
+        (ORDER, lambda run: past_pivot(run).loses_worker(), True),
+        (ORDER, lambda run: run.is_handed_back(), False),
+        (ORDER, lambda run: run.succeeds("reserve").is_handed_back(), False),
+        (ORDER, lambda run: run.is_broken_off("reserve").loses_worker(), False),  # its own entry says so
+        (ORDER, lambda run: at_pivot(run).loses_worker(), False),
+        (PIVOT_FIRST, lambda run: run.loses_worker(), False),
+        (ASKING, lambda run: run.loses_worker().loses_worker(), False),  # lost while asking
+        (ORDER, lambda run: run.raises("reserve", DEFINITE).loses_worker(), False),
+        (ORDER, lambda run: rolling_back(run).loses_worker(), False),
+        (NO_PIVOT, lambda run: run.succeeds("reserve").succeeds("pack").loses_worker(), False),
+        (TRANSACTIONAL, lambda run: run.loses_worker(), False),
+        (TRANSACTIONAL, lambda run: in_pivot(run).loses_worker(), False),
+    ],
+)
+def test_a_takeover_says_whether_it_leaves_a_step_in_doubt(saga: str, when: Told, in_doubt: bool) -> None:
+    assert when(History(saga_of(saga))).entries[-1].in_doubt is in_doubt
+
+
+def test_what_succeeded_is_not_in_doubt_any_more() -> None:
+    run = History(saga_of(ASKING)).loses_worker().finds("reserve")
+    assert run.progress.steps[0].succeeded
+    assert not run.progress.steps[0].in_doubt
 
 
 # -------------------------------------------------------------------- what a failed try means

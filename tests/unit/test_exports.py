@@ -14,6 +14,7 @@ PUBLIC = [
     "SETTLED",
     "BulkResult",
     "Client",
+    "ClientClosed",
     "DefinitionError",
     "ErrorDetail",
     "Fate",
