@@ -7,15 +7,17 @@ await Worker(store, [fulfil_order]).run()       finishes it, whatever dies on th
 
 from __future__ import annotations
 
-from sagas.client import Client, JournalLine, Run, RunInfo, RunPage, Start
+from sagas.client import Client, JournalLine, Run, RunInfo, RunPage, Start, StopMany
 from sagas.definition import Fate, Saga, Step, StepDefinition
 from sagas.errors import (
+    ClientClosed,
     DefinitionError,
     ErrorDetail,
     FenceLost,
     InvalidInput,
     KeyConflict,
     NonRetryable,
+    OperatorRefused,
     PayloadTooLarge,
     ResultTimeout,
     Retryable,
@@ -34,16 +36,21 @@ from sagas.errors import (
     UnsafeServer,
 )
 from sagas.executor import Limits
+from sagas.operator import BulkResult, Operator
 from sagas.policy import RetryPolicy
+from sagas.stopping import StopAnswer, StopOutcome, StopPreview, Undo
 from sagas.worker import Worker, WorkerOptions
 from sagas_store import MongoStore
+from sagas_store.entries import Kind
 from sagas_store.states import HELD, OPEN, SETTLED, State
 
 __all__ = [
     "HELD",
     "OPEN",
     "SETTLED",
+    "BulkResult",
     "Client",
+    "ClientClosed",
     "DefinitionError",
     "ErrorDetail",
     "Fate",
@@ -51,9 +58,12 @@ __all__ = [
     "InvalidInput",
     "JournalLine",
     "KeyConflict",
+    "Kind",
     "Limits",
     "MongoStore",
     "NonRetryable",
+    "Operator",
+    "OperatorRefused",
     "PayloadTooLarge",
     "ResultTimeout",
     "RetryPolicy",
@@ -74,9 +84,14 @@ __all__ = [
     "State",
     "Step",
     "StepDefinition",
+    "StopAnswer",
+    "StopMany",
+    "StopOutcome",
+    "StopPreview",
     "StoreError",
     "StoreRefused",
     "StoreUnavailable",
+    "Undo",
     "Unreadable",
     "UnsafeServer",
     "Worker",

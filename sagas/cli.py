@@ -8,23 +8,30 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import importlib
 import inspect
 import json
 import logging
+import os
 import sys
 from collections.abc import Callable, Coroutine, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import asdict, is_dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, Final
 
 import structlog
 
 from sagas.client import Client, JournalLine, RunInfo
-from sagas.errors import SagaError, StoreUnavailable
+from sagas.definition import Fate, Saga
+from sagas.errors import InvalidInput, SagaError, StoreUnavailable
+from sagas.operator import Operator
+from sagas.stopping import StopOutcome
 from sagas.worker import Worker
 from sagas_store.connect import connected
+from sagas_store.errors import NoConnection
 from sagas_store.states import HELD, OPEN, SETTLED, State
 
 __all__ = ["build_parser", "main"]
@@ -34,6 +41,13 @@ REFUSED: Final = 1
 USAGE: Final = 2
 UNREACHABLE: Final = 3
 
+_VERBS: Final = {
+    "resume": "let a held run go on",
+    "retry-now": "cut a parked run's wait short",
+    "restart": "start an undone run anew, as a new run",
+}
+_BUILDING: Final = timedelta(minutes=30)
+"""How long the server may take for an index of a large collection, once it is known to be there."""
 _GROUPS: Final = {"held": HELD, "open": OPEN, "settled": SETTLED}
 
 
@@ -48,7 +62,9 @@ def build_parser() -> argparse.ArgumentParser:
 
     worker = commands.add_parser("worker", help="run a worker until SIGTERM or SIGINT")
     worker.add_argument(
-        "target", metavar="MODULE:ATTRIBUTE", help="a Worker, or a function (async or not) that returns one"
+        "target",
+        metavar="MODULE:ATTRIBUTE",
+        help="a Worker, or a function (async or not) that returns one, or an async context manager that gives one",
     )
     worker.add_argument(
         "--log-level", default="info", choices=("debug", "info", "warning", "error"), help="default: info"
@@ -72,10 +88,55 @@ def build_parser() -> argparse.ArgumentParser:
     show.add_argument("run_id", metavar="RUN")
     show.set_defaults(act=_show)
 
+    _add_interventions(commands, database)
+
     schema = commands.add_parser("schema", parents=[database], help="check, plan or apply the database schema")
     schema.add_argument("verb", choices=("check", "plan", "apply"))
     schema.set_defaults(act=_schema)
     return parser
+
+
+def _add_interventions(commands: Any, database: argparse.ArgumentParser) -> None:
+    """The verbs by which a person moves a run on; each names who and why."""
+    person = argparse.ArgumentParser(add_help=False)
+    person.add_argument("--by", required=True, help="who asks; recorded")
+    person.add_argument("--reason", required=True, help="why; recorded")
+    bulk = argparse.ArgumentParser(add_help=False)
+    bulk.add_argument("--saga", help="only runs of this saga")
+    bulk.add_argument("--key-prefix", help="only runs whose key begins so")
+    bulk.add_argument("--started-before", type=datetime.fromisoformat, help="only runs started before (ISO 8601)")
+    bulk.add_argument("--limit", type=int, default=100_000, help="at most this many; default: 100000")
+    bulk.add_argument("--dry-run", action="store_true", help="say what would be done, do nothing")
+
+    stop = commands.add_parser("stop", parents=[database, person], help="press Stop; the answer is final")
+    stop.add_argument("run_id", metavar="RUN")
+    stop.set_defaults(act=_stop)
+
+    preview = commands.add_parser("preview-stop", parents=[database], help="what a stop would do now; only reads")
+    preview.add_argument("run_id", metavar="RUN")
+    preview.set_defaults(act=_preview_stop)
+
+    stop_many = commands.add_parser(
+        "stop-many", parents=[database, person, bulk], help="press Stop on all runs that fit"
+    )
+    stop_many.set_defaults(act=_stop_many)
+
+    for verb, what in _VERBS.items():
+        one = commands.add_parser(verb, parents=[database, person], help=what)
+        one.add_argument("run_id", metavar="RUN")
+        one.set_defaults(act=_intervene)
+        many = commands.add_parser(f"{verb}-many", parents=[database, person, bulk], help=f"{what}: all runs that fit")
+        many.set_defaults(act=_intervene_many)
+
+    verdict = commands.add_parser("verdict", parents=[database, person], help="say whether an in-doubt pivot happened")
+    verdict.add_argument("run_id", metavar="RUN")
+    verdict.add_argument("--saga", required=True, metavar="MODULE:ATTRIBUTE", help="the saga's definition")
+    outcome = verdict.add_mutually_exclusive_group(required=True)
+    outcome.add_argument(
+        "--happened", metavar="FILE", type=Path, help="it did; FILE is the context it produced, as JSON"
+    )
+    outcome.add_argument("--did-not-happen", action="store_true", help="it did not; everything is undone")
+    verdict.set_defaults(act=_verdict)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -84,7 +145,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     act: Callable[[argparse.Namespace], Coroutine[Any, Any, int]] = options.act
     try:
         return asyncio.run(act(options))
-    except _Usage as error:
+    except (_Usage, InvalidInput, NoConnection) as error:
         print(f"sagas {options.command}: {error}", file=sys.stderr)
         return USAGE
     except StoreUnavailable as error:
@@ -102,13 +163,32 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 async def _worker(options: argparse.Namespace) -> int:
     _configure_logs(options.log_level, as_json=options.log_json)
-    worker = await _load(options.target)
-    await worker.run()
+    made = await _load(options.target)
+    async with contextlib.AsyncExitStack() as stack:
+        worker = await stack.enter_async_context(made) if isinstance(made, AbstractAsyncContextManager) else made
+        if not isinstance(worker, Worker):
+            raise _Usage(f"{options.target} is {type(worker).__name__}, not a Worker")
+        await worker.run()
+        if worker.left_behind:
+            # A step that swallows its cancellation, or a thread, would keep the process for ever. Its run's lease
+            # lapses, and whatever it still does is in doubt already.
+            print(f"sagas worker: leaving {worker.left_behind} steps that do not end", file=sys.stderr, flush=True)
+            os._exit(DONE)
     return DONE
 
 
-async def _load(target: str) -> Worker:
-    """The worker that `module:attribute` names. Made inside the running loop, so that its clients belong to it."""
+async def _load(target: str) -> Any:
+    """What `module:attribute` names, called if it is a function: inside the running loop, where its clients belong."""
+    found = _import(target)
+    if callable(found) and not isinstance(found, Worker):
+        found = found()
+        if inspect.isawaitable(found):
+            found = await found
+    return found
+
+
+def _import(target: str) -> Any:
+    """What `module:attribute` names, looked for in the current folder first."""
     module_name, colon, attribute = target.partition(":")
     if not (module_name and colon and attribute):
         raise _Usage(f"{target!r} is not of the form module:attribute, for instance shop.worker:make_worker")
@@ -116,19 +196,13 @@ async def _load(target: str) -> Worker:
     try:
         found: Any = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
-        if error.name is None or not module_name.startswith(error.name):
+        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
             raise  # the module is there, and something that it imports is not: its traceback says more than we can
         raise _Usage(f"no module {module_name!r} can be imported from here ({Path.cwd()})") from None
     for name in attribute.split("."):
         if not hasattr(found, name):
             raise _Usage(f"module {module_name!r} has no {attribute!r}")
         found = getattr(found, name)
-    if callable(found) and not isinstance(found, Worker):
-        found = found()
-        if inspect.isawaitable(found):
-            found = await found
-    if not isinstance(found, Worker):
-        raise _Usage(f"{target} is {type(found).__name__}, not a Worker nor a function that returns one")
     return found
 
 
@@ -194,10 +268,10 @@ async def _show(options: argparse.Namespace) -> int:
 
 async def _schema(options: argparse.Namespace) -> int:
     async with connected(options.uri, options.database) as store:
-        if options.verb == "apply":
+        done = await store.schema.plan()
+    if done and options.verb == "apply":
+        async with connected(options.uri, options.database, patience=_BUILDING) as store:
             done = await store.schema.apply()
-        else:
-            done = await store.schema.plan()
     for line in done:
         print(json.dumps({"step": line}) if options.json else line)
     if options.verb == "check" and done:
@@ -206,6 +280,114 @@ async def _schema(options: argparse.Namespace) -> int:
     if not done:
         print("the schema is as it should be", file=sys.stderr)
     return DONE
+
+
+# ---------------------------------------------------------------------------------------------- moving runs on
+
+
+async def _stop(options: argparse.Namespace) -> int:
+    async with connected(options.uri, options.database) as store, Client(store) as client:
+        answer = await client.stop(options.run_id, by=options.by, reason=options.reason)
+    if options.json:
+        print(_json(answer))
+    else:
+        print(f"{answer.outcome}: {answer.why}\n{answer.next}")
+        if not answer.first and answer.by is not None:
+            print(f"asked before, by {answer.by} at {answer.asked_at:%Y-%m-%d %H:%M:%S} UTC", file=sys.stderr)
+    return DONE if answer.outcome in (StopOutcome.CANCELLED, StopOutcome.WILL_BE_UNDONE) else REFUSED
+
+
+async def _preview_stop(options: argparse.Namespace) -> int:
+    async with connected(options.uri, options.database) as store, Client(store) as client:
+        preview = await client.preview_stop(options.run_id)
+    if options.json:
+        print(_json(preview))
+        return DONE
+    print(f"{preview.outcome}: {preview.why}")
+    if preview.in_hand is not None:
+        print(f"in hand: {preview.in_hand}, which would get its grace")
+    for undo in preview.undo:
+        print(f"undo {undo.step}" + (" (it may not have happened)" if undo.fate is Fate.IN_DOUBT else ""))
+    return DONE
+
+
+async def _stop_many(options: argparse.Namespace) -> int:
+    async with connected(options.uri, options.database) as store, Client(store) as client:
+        result = await client.stop_many(by=options.by, reason=options.reason, **_bulk(options))
+    if options.json:
+        print(_json(result))
+        return DONE
+    print(f"{result.count} runs" + (", nothing done (dry run)" if result.dry_run else ""))
+    for outcome, ids in sorted(result.answers.items()):
+        print(f"{outcome:<15} {len(ids)}")
+    return DONE
+
+
+async def _intervene(options: argparse.Namespace) -> int:
+    async with connected(options.uri, options.database) as store:
+        operator = Operator(store)
+        said: dict[str, str] = {"by": options.by, "reason": options.reason}
+        match options.command:
+            case "resume":
+                await operator.resume(options.run_id, **said)
+                done = {"run": options.run_id, "state": str(State.PENDING)}
+            case "retry-now":
+                await operator.retry_now(options.run_id, **said)
+                done = {"run": options.run_id, "state": str(State.PENDING)}
+            case _:
+                new = await operator.restart_as_new(options.run_id, **said)
+                done = {"run": new, "restarted_from": options.run_id}
+    print(json.dumps(done) if options.json else "  ".join(f"{name} {value}" for name, value in done.items()))
+    return DONE
+
+
+async def _intervene_many(options: argparse.Namespace) -> int:
+    async with connected(options.uri, options.database) as store:
+        operator = Operator(store)
+        verbs = {
+            "resume-many": operator.resume_many,
+            "retry-now-many": operator.retry_now_many,
+            "restart-many": operator.restart_many,
+        }
+        result = await verbs[options.command](by=options.by, reason=options.reason, **_bulk(options))
+    if options.json:
+        print(_json(result))
+    else:
+        print(f"{len(result.done)} runs" + (", nothing done (dry run)" if result.dry_run else ""))
+        for run_id, why in result.refused.items():
+            print(f"refused {run_id}: {why}")
+    return REFUSED if result.refused else DONE
+
+
+async def _verdict(options: argparse.Namespace) -> int:
+    saga = _import(options.saga)
+    if not isinstance(saga, Saga):
+        raise _Usage(f"{options.saga} is {type(saga).__name__}, not a Saga")
+    context = None
+    if options.happened is not None:
+        try:
+            context = saga.context.model_validate_json(options.happened.read_bytes())
+        except (OSError, ValueError) as error:
+            raise _Usage(f"{options.happened} is not a {saga.context.__name__}: {type(error).__name__}") from None
+    async with connected(options.uri, options.database) as store:
+        await Operator(store).verdict(
+            saga, options.run_id, happened=context is not None, context=context, by=options.by, reason=options.reason
+        )
+    print(json.dumps({"run": options.run_id, "state": "pending"}) if options.json else f"run {options.run_id} goes on")
+    return DONE
+
+
+def _bulk(options: argparse.Namespace) -> dict[str, Any]:
+    before = options.started_before
+    if before is not None and before.tzinfo is None:
+        raise _Usage("--started-before needs a time zone, for instance 2026-01-31T00:00:00+00:00")
+    return {
+        "saga": options.saga,
+        "key_prefix": options.key_prefix,
+        "started_before": before,
+        "limit": options.limit,
+        "dry_run": options.dry_run,
+    }
 
 
 # ---------------------------------------------------------------------------------------------- printing

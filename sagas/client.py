@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
+import contextvars
 import json
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from datetime import datetime, timedelta
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final, Generic, Self, TypeVar
 
 from pydantic import BaseModel
@@ -16,6 +17,7 @@ from pydantic import BaseModel
 from sagas.clock import new_token
 from sagas.definition import Saga
 from sagas.errors import (
+    ClientClosed,
     ErrorDetail,
     InvalidInput,
     KeyConflict,
@@ -29,20 +31,24 @@ from sagas.errors import (
 )
 from sagas.executor import Limits
 from sagas.identity import run_id_of
+from sagas.log import get_logger
 from sagas.payload import NotJournalable, dump_context, load_context, load_error
+from sagas.stopping import StopAnswer, StopOutcome, StopPreview, answer, dump_reason, load_reason, preview
 from sagas_store import MongoStore
 from sagas_store.entries import Cause, Entry, Kind
 from sagas_store.errors import RunExists, StoreError
-from sagas_store.runs import NewRun, RunPosition, RunRecord
-from sagas_store.states import HELD, State
+from sagas_store.runs import NewRun, RunFilter, RunPosition, RunRecord
+from sagas_store.states import HELD, OPEN, Decision, State
 
-__all__ = ["Client", "JournalLine", "Run", "RunInfo", "RunPage", "Start"]
+__all__ = ["Client", "JournalLine", "Run", "RunInfo", "RunPage", "Start", "StopMany"]
 
 C = TypeVar("C", bound=BaseModel)
 
 _KEY_MAX: Final = 512
 _BATCH_MAX: Final = 1000
+_COMPARED_MAX: Final = 100
 _PAGE_MAX: Final = 1000
+_STOP_BATCH: Final = 50
 _POLL_FIRST_S: Final = 0.25
 _POLL_MAX_S: Final = 5.0
 _OPEN_MAX_S: Final = 1.0
@@ -57,6 +63,7 @@ class Start(Generic[C]):
     key: str | None = None
     due_at: datetime | None = None
     delay: timedelta | None = None
+    deadline: datetime | timedelta | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +87,14 @@ class RunInfo:
     """Who holds it, or held it last."""
     held_reason: str | None
     held_since: datetime | None
+    stop: Decision | None
+    """What was decided of a stop: `cancelled`, `will_be_undone`, `refused`; None where none was asked."""
+    stop_by: str | None
+    stop_at: datetime | None
+    deadline: datetime | None
+    overdue: bool
+    """The deadline passed after the gate: the run goes on, late."""
+    restarted_from: str | None
 
     @classmethod
     def of(cls, record: RunRecord) -> RunInfo:
@@ -99,6 +114,12 @@ class RunInfo:
             worker=record.claim.worker if record.claim else None,
             held_reason=record.held.reason if record.held else None,
             held_since=record.held.since if record.held else None,
+            stop=record.stop.decision if record.stop else None,
+            stop_by=record.stop.by if record.stop else None,
+            stop_at=record.stop.asked_at if record.stop else None,
+            deadline=record.deadline,
+            overdue=record.overdue,
+            restarted_from=record.restarted_from,
         )
 
 
@@ -126,6 +147,25 @@ class JournalLine:
     due_at: datetime | None
     in_doubt: bool
     error: ErrorDetail | None
+    happened: bool | None
+    """For what a probe found or an operator said of a step: whether its effect happened."""
+    by: str | None
+    """Who asked, for what a person did: a stop, a resume, a verdict."""
+    reason: str | None
+
+
+@dataclass(slots=True)
+class StopMany:
+    """What a bulk stop did, or with a dry run would do."""
+
+    dry_run: bool
+    answers: dict[StopOutcome, list[str]] = field(default_factory=dict)
+    """Run ids by what the stop came to (dry run: would come to)."""
+
+    @property
+    def count(self) -> int:
+        """How many runs it was about."""
+        return sum(len(ids) for ids in self.answers.values())
 
 
 class Client:
@@ -158,17 +198,20 @@ class Client:
         key: str | None = None,
         due_at: datetime | None = None,
         delay: timedelta | None = None,
+        deadline: datetime | timedelta | None = None,
         session: Any = None,
     ) -> Run[C]:
         """Start a run, durably, and return its handle. With a `key`, at most one run of the saga ever has it.
 
         The same key with the same input returns the run that is there (`created` is False), however often and from
         wherever it is asked; with another input it raises KeyConflict. `due_at` (aware) or `delay` say when it may
-        begin; the default is now. With `session`, the run exists if and only if the caller's transaction commits.
+        begin; the default is now. `deadline` (aware, or how long from now; default: the saga's) says until when the
+        pivot must be reached, else the run is undone (`timed_out`). With `session`, the run exists if and only if the
+        caller's transaction commits.
         Raises InvalidInput, PayloadTooLarge, DefinitionError, StoreUnavailable (start again with the same key).
         """
         await self._store.ready()
-        run, read_back = self._new_run(saga, Start(context, key, due_at, delay))
+        run, read_back = self._new_run(saga, Start(context, key, due_at, delay, deadline))
         created = True
         try:
             if session is not None:
@@ -176,7 +219,10 @@ class Client:
             else:
                 await self._store.runs.insert(run)
         except RunExists:
-            await self._same_input(saga, run, read_back, session)
+            stored = await self._store.runs.get(run.run_id)
+            if stored is None and session is not None:  # started by this very transaction: nobody else sees it yet
+                stored = await self._store.runs.get_in(session, run.run_id)
+            _same_input(saga, run, read_back, stored)
             created = False
         return Run(self, saga, run.run_id, created=created)
 
@@ -189,16 +235,20 @@ class Client:
         await self._store.ready()
         new = [self._new_run(saga, start) for start in starts]
         existing: set[str] = set()
-        first: dict[str, BaseModel] = {}
+        first: dict[str, C] = {}
         for run, context in new:
             if first.setdefault(run.run_id, context) != context:
                 raise KeyConflict(saga.name, run.key or "", run.run_id)
-        for begin in range(0, len(new), _BATCH_MAX):
-            batch = {run.run_id: run for run, _ in new[begin : begin + _BATCH_MAX]}
-            existing |= await self._store.runs.insert_many(list(batch.values()))
-        for run, context in new:
-            if run.run_id in existing:
-                await self._same_input(saga, run, context, None)
+        distinct = {run.run_id: run for run, _ in new}
+        runs = list(distinct.values())
+        for begin in range(0, len(runs), _BATCH_MAX):
+            existing |= await self._store.runs.insert_many(runs[begin : begin + _BATCH_MAX])
+        compared = [run for run in runs if run.run_id in existing]
+        for begin in range(0, len(compared), _COMPARED_MAX):
+            batch = compared[begin : begin + _COMPARED_MAX]
+            stored = await self._store.runs.get_many([run.run_id for run in batch])
+            for run in batch:
+                _same_input(saga, run, first[run.run_id], stored.get(run.run_id))
         return [Run(self, saga, run.run_id, created=run.run_id not in existing) for run, _ in new]
 
     def _new_run(self, saga: Saga[C], start: Start[C]) -> tuple[NewRun, C]:
@@ -211,9 +261,10 @@ class Client:
         if len(payload) > self._limits.context_bytes_max:
             raise PayloadTooLarge("the context", len(payload), self._limits.context_bytes_max)
         key = start.key
-        if key is not None and not (isinstance(key, str) and 0 < len(key) <= _KEY_MAX):
-            raise InvalidInput("key", f"must be a text of 1 to {_KEY_MAX} characters")
+        if key is not None:
+            _check_key(key)
         now = self._store.clock.now()
+        due_at = _due(now, start.due_at, start.delay)
         return NewRun(
             run_id=run_id_of(saga.name, key) if key is not None else new_token(),
             saga=saga.name,
@@ -221,23 +272,10 @@ class Client:
             fingerprint=saga.fingerprint,
             input=payload,
             created_at=now,
-            due_at=_due(now, start.due_at, start.delay),
+            due_at=due_at,
             key=key,
+            deadline=_deadline(now, due_at, start.deadline if start.deadline is not None else saga.deadline),
         ), read_back
-
-    async def _same_input(self, saga: Saga[C], run: NewRun, context: BaseModel, session: Any) -> None:
-        """The run exists: fine if it was started with the same input, however that was written then."""
-        stored = await self._store.runs.get(run.run_id)
-        if stored is None:
-            if session is not None:
-                return  # started by this very transaction
-            raise RunNotFound(run.run_id)
-        same = stored.input == run.input
-        if not same and stored.input is not None:
-            with contextlib.suppress(Unreadable):
-                same = load_context(saga.context, stored.input, "the stored input") == context
-        if not same:
-            raise KeyConflict(saga.name, run.key or "", run.run_id)
 
     # ---------------------------------------------------------------- reading
 
@@ -249,6 +287,8 @@ class Client:
         """A handle on a run that was started before, by its id or its key. Asks nothing yet."""
         if (run_id is None) == (key is None):
             raise InvalidInput("run_id, key", "give exactly one of them")
+        if key is not None:
+            _check_key(key)
         return Run(self, saga, run_id if run_id is not None else run_id_of(saga.name, key or ""), created=False)
 
     async def runs(
@@ -265,12 +305,66 @@ class Client:
         """
         if not 1 <= limit <= _PAGE_MAX:
             raise InvalidInput("limit", f"must be from 1 to {_PAGE_MAX}")
-        found = await self._store.runs.page(
-            states=_states(state), saga=saga, after=_position(after) if after is not None else None, limit=limit + 1
-        )
+        chosen = RunFilter(states=_states(state), saga=saga)
+        position = _position(after) if after is not None else None
+        found = await self._store.runs.page(chosen, after=position, limit=limit + 1)
         page = found[:limit]
         more = len(found) > limit
         return RunPage([RunInfo.of(record) for record in page], _cursor(page[-1]) if more else None)
+
+    # ---------------------------------------------------------------- stopping
+
+    async def stop(self, run_id: str, *, by: str, reason: str) -> StopAnswer:
+        """Press Stop. The answer is final and comes at once: cancelled, will be undone, or refused, and why.
+
+        It is decided in the one write that records it: before the pivot's gate everything will be undone, after it the
+        run completes forward. Asked again, the first stop's answer comes back. Raises RunNotFound, InvalidInput, and
+        StoreUnavailable, after which asking again tells what was decided.
+        """
+        for name, value in (("by", by), ("reason", reason)):
+            if not isinstance(value, str) or not value.strip():
+                raise InvalidInput(name, "must be a text that says " + ("who asks" if name == "by" else "why"))
+        await self._store.ready()
+        first = await self._store.interventions.ask_stop(run_id, by=by, reason=dump_reason(reason))
+        return answer(await self._record(run_id), first=first)
+
+    async def preview_stop(self, run_id: str) -> StopPreview:
+        """What a stop would do now: the compensations in order, or the refusal and why. Only reads."""
+        run = await self._record(run_id)
+        return preview(run, await self._store.journal.load(run_id))
+
+    async def stop_many(
+        self,
+        *,
+        by: str,
+        reason: str,
+        saga: str | None = None,
+        key_prefix: str | None = None,
+        started_before: datetime | None = None,
+        limit: int = 100_000,
+        dry_run: bool = False,
+    ) -> StopMany:
+        """Press Stop on every run that fits and has not ended, in bounded batches; a dry run previews each."""
+        await self._store.ready()
+        chosen = RunFilter(
+            states=OPEN | HELD, saga=saga, key_prefix=key_prefix, created_before=started_before, stopped=False
+        )
+        result = StopMany(dry_run)
+        after: RunPosition | None = None
+        while result.count < limit:
+            page = await self._store.runs.page(chosen, after=after, limit=min(_STOP_BATCH, limit - result.count))
+            if not page:
+                break
+            outcomes = await asyncio.gather(*(self._stop_one(run.run_id, by, reason, dry_run=dry_run) for run in page))
+            for run, outcome in zip(page, outcomes, strict=True):
+                result.answers.setdefault(outcome, []).append(run.run_id)
+            after = RunPosition(page[-1].created_at, page[-1].run_id)
+        return result
+
+    async def _stop_one(self, run_id: str, by: str, reason: str, *, dry_run: bool) -> StopOutcome:
+        if dry_run:
+            return (await self.preview_stop(run_id)).outcome
+        return (await self.stop(run_id, by=by, reason=reason)).outcome
 
     async def journal(self, run_id: str) -> list[JournalLine]:
         """The timeline of one run, oldest first. Raises RunNotFound."""
@@ -285,16 +379,20 @@ class Client:
 
     async def _result(self, saga: Saga[C], run_id: str, timeout: float | timedelta | None) -> C:
         limit = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
+        ends_at = asyncio.get_running_loop().time() + limit if limit is not None else None
         await self._record(run_id)
-        try:
-            async with asyncio.timeout(limit):
-                await self._rest.wait(run_id)
-        except TimeoutError:
+        while True:
+            timed_out = False
+            try:
+                await self._rest.wait(run_id, ends_at)
+            except TimeoutError:
+                timed_out = True
             record = await self._record(run_id)
-            if record.due_at is not None:
-                raise ResultTimeout(run_id, timedelta(seconds=limit or 0), record.state) from None
-        record = await self._record(run_id)
-        return await self._outcome(saga, record)
+            if record.state not in OPEN:
+                return await self._outcome(saga, record)
+            if timed_out:
+                raise ResultTimeout(run_id, timedelta(seconds=limit or 0), record.state)
+            # It was at rest, and an operator has let it go on since: wait on.
 
     async def _outcome(self, saga: Saga[C], record: RunRecord) -> C:
         if record.state is State.COMPLETED:
@@ -302,21 +400,18 @@ class Client:
             return load_context(saga.context, payload if payload is not None else b"", f"run {record.run_id}: result")
         if record.held is not None and record.state in HELD:
             raise RunHeld(record.run_id, record.state, record.held.reason, record.held.since)
-        cause = next(
-            entry for entry in await self._store.journal.load(record.run_id) if entry.kind is Kind.ROLLBACK_BEGUN
-        )
-        reason, error = _REASONS[cause.cause or Cause.STEP_FAILED], None
-        if cause.step is not None:
-            error = await self._error_of(record.run_id, cause.step)
-            reason = f"step {cause.step} failed" + (f" with {error.type}" if error else "")
+        journal = await self._store.journal.load(record.run_id)
+        begun = next((entry for entry in journal if entry.kind is Kind.ROLLBACK_BEGUN), None)
+        if begun is not None and begun.step is None:
+            reason = _REASONS[begun.cause or Cause.STOP]
+            raise RunRolledBack(record.run_id, record.state, reason)
+        failed = next((entry for entry in reversed(journal) if entry.kind is Kind.STEP_FAILED), None)
+        if failed is None:  # stopped before anything ran, so there is nothing in the journal
+            raise RunRolledBack(record.run_id, record.state, _REASONS[Cause.STOP])
+        error = _line(failed).error
+        reason = f"step {failed.step} failed" + (f" with {error.type}" if error else "")
         kind = RunFailed if record.state is State.FAILED else RunRolledBack
-        raise kind(record.run_id, record.state, reason, step=cause.step, error=error)
-
-    async def _error_of(self, run_id: str, step: str) -> ErrorDetail | None:
-        for line in reversed(await self.journal(run_id)):
-            if line.step == step and line.kind is Kind.STEP_FAILED:
-                return line.error
-        return None
+        raise kind(record.run_id, record.state, reason, step=failed.step, error=error)
 
 
 _REASONS: Final = {
@@ -343,9 +438,17 @@ class Run(Generic[C]):
         """Wait until the run comes to rest and return its last context; `timeout` in seconds, None waits for ever.
 
         Raises RunRolledBack, RunFailed or RunHeld with what happened, ResultTimeout when it is still going on,
-        RunNotFound. Many waiting at once share one change stream and one poll.
+        RunNotFound, ClientClosed when the client is closed meanwhile. All waiters share one change stream and one poll.
         """
         return await self._client._result(self._saga, self.run_id, timeout)  # noqa: SLF001 - one subject in two classes
+
+    async def stop(self, *, by: str, reason: str) -> StopAnswer:
+        """Press Stop; see `Client.stop`."""
+        return await self._client.stop(self.run_id, by=by, reason=reason)
+
+    async def preview_stop(self) -> StopPreview:
+        """What a stop would do now; only reads."""
+        return await self._client.preview_stop(self.run_id)
 
     async def info(self) -> RunInfo:
         """Where it stands now."""
@@ -363,20 +466,35 @@ class _Rest:
         self._store = store
         self._waiting: dict[str, set[asyncio.Future[None]]] = {}
         self._listening = asyncio.Event()
+        self._joined = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
+        self._closed = False
 
-    async def wait(self, run_id: str) -> None:
-        """Return once the run is held or settled."""
+    async def wait(self, run_id: str, ends_at: float | None) -> None:
+        """Return once the run is held or settled. Raises TimeoutError at `ends_at`, by the loop's clock; ClientClosed.
+
+        Only the waiting itself is broken off. A question to the database ends by the store's patience: the driver does
+        not pass every cancellation on, and whoever's was lost would wait for ever.
+        """
+        if self._closed:
+            raise ClientClosed(run_id)
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        future.add_done_callback(_seen)
         self._waiting.setdefault(run_id, set()).add(future)
+        self._joined.set()
         try:
-            # Listen first, then look: nothing can happen unseen in between. Where no stream opens, the poll will do.
             self._listen()
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_OPEN_MAX_S):
-                    await self._listening.wait()
+            if not self._listening.is_set():
+                if await self._store.runs.at_rest([run_id]):
+                    return  # whatever becomes of the stream
+                opened_by = asyncio.get_running_loop().time() + _OPEN_MAX_S
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout_at(opened_by if ends_at is None else min(opened_by, ends_at)):
+                        await self._listening.wait()
+            # Listening first, then looking: nothing happens unseen in between. Without a stream the poll will do.
             if not await self._store.runs.at_rest([run_id]):
-                await future
+                async with asyncio.timeout_at(ends_at):
+                    await future
         finally:
             waiting = self._waiting.get(run_id, set())
             waiting.discard(future)
@@ -384,14 +502,15 @@ class _Rest:
                 self._waiting.pop(run_id, None)
 
     def _listen(self) -> None:
-        if self._tasks and not any(task.done() for task in self._tasks):
+        if self._closed or (self._tasks and not any(task.done() for task in self._tasks)):
             return
         for task in self._tasks:
             task.cancel()
         self._listening.clear()
+        # They are everybody's: a deadline that whoever comes first has set for himself (pymongo.timeout) is not theirs.
         self._tasks = [
-            asyncio.create_task(self._store.hints.on_rest(self._notice, self._listening)),
-            asyncio.create_task(self._poll()),
+            asyncio.create_task(work, context=contextvars.Context())
+            for work in (self._store.hints.on_rest(self._notice, self._listening), self._poll())
         ]
 
     def _notice(self, run_id: str) -> None:
@@ -401,46 +520,116 @@ class _Rest:
 
     async def _poll(self) -> None:
         """The change stream may be late or down: look, ever less often. Ends both after a minute without a waiter."""
-        pause, idle_s = _POLL_FIRST_S, 0.0
-        known: set[str] = set()
-        while idle_s < _LINGER_S:
-            await asyncio.sleep(pause)
-            idle_s = 0.0 if self._waiting else idle_s + pause
-            pause = _POLL_FIRST_S if self._waiting.keys() - known else min(2 * pause, _POLL_MAX_S)
-            known = set(self._waiting)
-            if known:
-                with contextlib.suppress(StoreError):  # away for the moment; whoever waits has a timeout of his own
-                    for run_id in await self._store.runs.at_rest(sorted(known)):
-                        self._notice(run_id)
+        loop = asyncio.get_running_loop()
+        pause, busy_at = 0.0, loop.time()
+        while loop.time() - busy_at < _LINGER_S:
+            if pause > _POLL_FIRST_S:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(pause - _POLL_FIRST_S):
+                        await self._joined.wait()
+            pause = _POLL_FIRST_S if self._joined.is_set() else min(2 * max(pause, _POLL_FIRST_S), _POLL_MAX_S)
+            self._joined.clear()
+            await asyncio.sleep(_POLL_FIRST_S)
+            if not self._waiting:
+                continue
+            busy_at = loop.time()
+            try:
+                for run_id in await self._store.runs.at_rest(sorted(self._waiting)):
+                    self._notice(run_id)
+            except StoreError:
+                pass  # away for the moment; whoever waits has a timeout of his own
+            except Exception:  # everybody waits for this: it goes on, whatever it was
+                get_logger("sagas.client").exception("looking for results failed")
         self._tasks[0].cancel()
 
     async def close(self) -> None:
+        self._closed = True
         tasks, self._tasks = self._tasks, []
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        waiting, self._waiting = self._waiting, {}
+        for run_id, futures in waiting.items():
+            for future in futures:
+                if not future.done():
+                    future.set_exception(ClientClosed(run_id))
+
+
+def _seen(future: asyncio.Future[None]) -> None:
+    """Whoever waited may have given up, or have looked for himself: then nobody else asks what came of it."""
+    if not future.cancelled():
+        future.exception()
 
 
 # ---------------------------------------------------------------------------------------------- small things
+
+
+def _same_input(saga: Saga[C], run: NewRun, context: C, stored: RunRecord | None) -> None:
+    """The run exists: fine if it was started with the same input, however that was written then."""
+    if stored is None:
+        raise RunNotFound(run.run_id)
+    same = stored.input == run.input
+    if not same and stored.input is not None:
+        with contextlib.suppress(Unreadable):
+            same = load_context(saga.context, stored.input, "the stored input") == context
+    if not same:
+        raise KeyConflict(saga.name, run.key or "", run.run_id)
+
+
+def _check_key(key: object) -> None:
+    if not (isinstance(key, str) and 0 < len(key) <= _KEY_MAX):
+        raise InvalidInput("key", f"must be a text of 1 to {_KEY_MAX} characters")
+    try:
+        key.encode()
+    except UnicodeEncodeError:
+        raise InvalidInput("key", "must be a text that UTF-8 can write: no lone surrogates") from None
+
+
+def _aware(field: str, at: object) -> datetime:
+    if not isinstance(at, datetime) or at.tzinfo is None:
+        raise InvalidInput(field, "must be an aware datetime, for instance datetime(..., tzinfo=UTC)")
+    try:
+        return at.astimezone(UTC)
+    except OverflowError:
+        raise InvalidInput(field, "is beyond the years 1 to 9999") from None
+
+
+def _after(field: str, now: datetime, wait: object) -> datetime:
+    if not isinstance(wait, timedelta):
+        raise InvalidInput(field, "must be a timedelta, for instance timedelta(minutes=5)")
+    try:
+        return now + wait
+    except OverflowError:
+        raise InvalidInput(field, "is beyond the years 1 to 9999") from None
 
 
 def _due(now: datetime, due_at: datetime | None, delay: timedelta | None) -> datetime:
     if due_at is not None and delay is not None:
         raise InvalidInput("due_at, delay", "give at most one of them")
     if due_at is not None:
-        if due_at.tzinfo is None:
-            raise InvalidInput("due_at", "must be aware, for instance datetime(..., tzinfo=UTC)")
-        return due_at
-    if delay is not None and delay < timedelta(0):
+        return _aware("due_at", due_at)
+    if delay is None:
+        return now
+    at = _after("delay", now, delay)
+    if at < now:
         raise InvalidInput("delay", "must not be negative")
-    return now + (delay or timedelta(0))
+    return at
 
 
-def _states(state: State | str | Iterable[State | str] | None) -> Sequence[State]:
+def _deadline(now: datetime, due_at: datetime, deadline: datetime | timedelta | None) -> datetime | None:
+    if deadline is None:
+        return None
+    at = _after("deadline", now, deadline) if isinstance(deadline, timedelta) else _aware("deadline", deadline)
+    if at <= due_at:
+        raise InvalidInput("deadline", "must be after the run may begin, else it could only time out")
+    return at
+
+
+def _states(state: State | str | Iterable[State | str] | None) -> frozenset[State]:
     if state is None:
-        return list(State)
+        return frozenset(State)
     try:
-        return [State(state)] if isinstance(state, str) else [State(one) for one in state]
+        return frozenset({State(state)} if isinstance(state, str) else map(State, state))
     except ValueError as error:
         raise InvalidInput("state", f"{error}; there are: {', '.join(State)}") from None
 
@@ -476,4 +665,7 @@ def _line(entry: Entry) -> JournalLine:
         due_at=entry.due_at,
         in_doubt=entry.in_doubt,
         error=load_error(entry.payload, what) if failed and entry.payload is not None else None,
+        happened=entry.payload is not None if entry.kind in (Kind.PROBE_SUCCEEDED, Kind.VERDICT) else None,
+        by=entry.by,
+        reason=load_reason(entry.reason, what) if entry.reason is not None else None,
     )

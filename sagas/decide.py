@@ -16,10 +16,10 @@ with a journal entry; once that stands there is no branch below that leads forwa
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from sagas.definition import Fate, Part, Saga, StepDefinition, StepKind
 from sagas.errors import JournalMisfit
@@ -32,6 +32,7 @@ __all__ = [
     "BeginRollback",
     "Facts",
     "Hold",
+    "NoteRefusal",
     "PassGate",
     "Perform",
     "Progress",
@@ -129,7 +130,12 @@ class Settle:
     state: State
 
 
-Action = Perform | PassGate | Refuse | Wait | BeginRollback | Hold | Settle
+@dataclass(frozen=True, slots=True)
+class NoteRefusal:
+    """Journal that a stop came too late."""
+
+
+Action = PassGate | Perform | Refuse | Wait | BeginRollback | NoteRefusal | Hold | Settle
 
 
 def intent(action: Action) -> str:
@@ -141,6 +147,8 @@ def intent(action: Action) -> str:
             return f"{Activity.STEP}:{step.name}"
         case BeginRollback(cause):
             return f"rollback:{cause}"
+        case NoteRefusal():
+            return "note:stop_refused"
         case Hold(state) | Settle(state):
             return f"{'settle' if isinstance(action, Settle) else 'hold'}:{state}"
 
@@ -148,8 +156,7 @@ def intent(action: Action) -> str:
 # ------------------------------------------------------------------------------------ what has happened
 
 
-@dataclass(frozen=True, slots=True)
-class Tries:
+class Tries(NamedTuple):
     """The tries of one activity of one step."""
 
     failed: int = 0
@@ -160,9 +167,12 @@ class Tries:
     started: int = 0
     """How often it began, as far as the journal tells."""
 
+    def eased(self, anew: bool) -> Tries:  # noqa: FBT001 - private to this module
+        """Without a wait; with `anew`, from the start if they were spent."""
+        return Tries(started=self.started) if anew and self.spent else self._replace(due_at=None)
 
-@dataclass(frozen=True, slots=True)
-class StepProgress:
+
+class StepProgress(NamedTuple):
     """What the journal says about one step."""
 
     succeeded: bool = False
@@ -174,14 +184,19 @@ class StepProgress:
     probe: Tries = Tries()
     compensation: Tries = Tries()
 
+    def eased(self, *, anew: bool) -> StepProgress:
+        """Without waits; with `anew`, tries that were spent begin again."""
+        return self._replace(
+            step=self.step.eased(anew), probe=self.probe.eased(anew), compensation=self.compensation.eased(anew)
+        )
+
     def with_tries(self, activity: str, tries: Tries) -> StepProgress:
         """With the tries of one activity replaced."""
         changes: dict[str, Any] = {str(activity): tries}
-        return replace(self, **changes)
+        return self._replace(**changes)
 
 
-@dataclass(frozen=True, slots=True)
-class Progress:
+class Progress(NamedTuple):
     """What a journal says about a run, folded entry by entry."""
 
     names: dict[str, int]
@@ -199,64 +214,124 @@ class Progress:
     """The step whose failure began the rollback."""
     begun: str | None = None
     """What the newest entry says begins next; None before the first entry."""
+    stop_refused: bool = False
+    """The journal says that a stop was refused."""
     stalled: int = 0
+    """Attempts in a row that ended by a lapsed lease without an outcome."""
+    lost_in: str | None = None
+    """What the newest of them had begun."""
     last_attempt: int = 0
-    last_was_takeover: bool = False
+    """The attempt that wrote the newest entry."""
+    last_outcome: int = 0
+    """The attempt that wrote the newest outcome."""
 
     @classmethod
     def of(cls, saga: Saga[Any]) -> Progress:
         """The progress of a run of `saga` with an empty journal."""
+        return cls.named(tuple(step.name for step in saga.steps))
+
+    @classmethod
+    def named(cls, names: tuple[str, ...]) -> Progress:
+        """The same, from the steps' names alone."""
         return cls(
-            names={step.name: index for index, step in enumerate(saga.steps)},
+            names={name: index for index, name in enumerate(names)},
             # The claim itself begins the first step; every other start is named by an entry.
-            steps=(StepProgress(step=Tries(started=1)), *(StepProgress() for _ in saga.steps[1:])),
+            steps=(StepProgress(step=Tries(started=1)), *(StepProgress() for _ in names[1:])),
         )
 
     def after(self, entry: Entry) -> Progress:
         """The progress with one more entry. Raises JournalMisfit, naming the difference, where it cannot belong."""
         if entry.seq != self.seq + 1:
             raise JournalMisfit(f"the journal has entry {entry.seq} where {self.seq + 1} was expected")
-        taken_over = entry.kind is Kind.TAKEN_OVER
-        if taken_over:
+        if entry.kind is Kind.UNKNOWN:
+            raise JournalMisfit(f"entry {entry.seq} is of a kind that this version does not know")
+        if entry.kind in _BY_PERSONS:
+            return self._intervened(entry)._replace(
+                seq=entry.seq, last_attempt=entry.attempt, last_outcome=entry.attempt
+            )
+        if entry.kind is Kind.TAKEN_OVER:
             changed = self._taken_over(entry)
+        elif entry.kind is Kind.STOP_REFUSED:
+            # Noted before what was to begin did; this entry announces it again.
+            changed = self.started(self.begun, -1)._replace(stop_refused=True)
         elif entry.kind is Kind.ROLLBACK_BEGUN:
             if self.rollback is not None:
                 raise JournalMisfit(f"entry {entry.seq} begins a second rollback")
-            changed = replace(self, rollback=entry.cause, turned_at=entry.step)
+            if entry.cause is None:
+                raise JournalMisfit(f"entry {entry.seq} begins a rollback without a cause")
+            changed = self._replace(rollback=entry.cause, turned_at=entry.step)
         else:
             changed = self._outcome(entry)
-        progressed = not taken_over and entry.kind is not Kind.INTERRUPTED
-        changed = replace(
-            changed,
+        changed = changed._replace(
             seq=entry.seq,
-            begun=entry.next,
+            begun=None,
             last_attempt=entry.attempt,
-            last_was_takeover=taken_over,
-            stalled=0 if progressed else changed.stalled,
         )
-        return changed.started(entry.next)
+        # A probe's "no" brings nothing forward: a step that kills its worker would be asked about for ever.
+        if entry.kind not in _NO_OUTCOME and (entry.kind is not Kind.PROBE_SUCCEEDED or entry.payload is not None):
+            changed = changed._replace(stalled=0, last_outcome=entry.attempt)
+        return changed.announced(entry.next) if entry.next is not None else changed
+
+    def announced(self, what: str) -> Progress:
+        """With what the newest entry says begins next."""
+        return self.started(what)._replace(begun=what)
 
     def started(self, what: str | None, count: int = 1) -> Progress:
-        """Count a start of what an entry says begins next."""
+        """With `count` more starts of an activity, named as entries announce it."""
         activity, _, name = (what or "").partition(":")
         if activity not in _ACTIVITIES or name not in self.names:
             return self
         index = self.names[name]
         tries: Tries = getattr(self.steps[index], activity)
-        counted = replace(tries, started=tries.started + count)
+        counted = tries._replace(started=tries.started + count)
         return self.with_step(index, self.steps[index].with_tries(activity, counted))
 
     def _taken_over(self, entry: Entry) -> Progress:
         begun = self.begun if self.seq else f"{Activity.STEP}:{next(iter(self.names))}"
-        if entry.taken_from is not State.RUNNING:
-            # Parked or handed back: what was to begin did not. What was broken off by a drain has its own entry.
-            return self.started(begun, -1)
-        # The lease lapsed. The attempts that ended so without any outcome are those that left no entry at all, and the
-        # one before this if all it left was its own takeover.
-        unseen = entry.attempt - self.last_attempt - 1
-        changed = replace(self, stalled=self.stalled + unseen + int(self.last_was_takeover))
+        changed = self
+        unseen = entry.attempt - max(1, self.last_attempt) - 1  # attempts that left no entry at all
+        maybe_lost = entry.taken_from is State.RUNNING or unseen > 0
+        if maybe_lost:
+            # The attempt that wrote the newest entry (or, before the first, the first attempt) was lost, or may have
+            # been, and counts unless it left an outcome. Those after it count only if the last of them was lost too.
+            fruitless = int(self.last_attempt == 0 or self.last_outcome != self.last_attempt)
+            lost = max(0, unseen) if entry.taken_from is State.RUNNING else 0
+            changed = self._replace(stalled=self.stalled + fruitless + lost, lost_in=begun)
         name = (begun or "").partition(":")[2]
-        return changed.doubted(self.names[name]) if entry.in_doubt else changed
+        if entry.in_doubt and name in self.names:
+            return changed.doubted(self.names[name])
+        # Parked or handed back: what was to begin did not. What was broken off by a drain has its own entry.
+        return changed if maybe_lost else changed.started(begun, -1)
+
+    def _intervened(self, entry: Entry) -> Progress:
+        """What an operator did while no worker held the run. What was to begin next still is."""
+        changed = self
+        for index, step in enumerate(self.steps):
+            changed = changed.with_step(index, step.eased(anew=entry.kind is Kind.RESUMED))
+        if entry.kind is Kind.RESUMED:
+            return changed._replace(stalled=0)
+        if entry.kind is Kind.VERDICT:
+            return changed.judged(entry)
+        return changed
+
+    def judged(self, entry: Entry) -> Progress:
+        """An operator's word on the pivot counts as its outcome."""
+        if entry.step not in self.names or self.names[entry.step] != self.succeeded or self.rollback is not None:
+            raise JournalMisfit(f"the verdict of entry {entry.seq} is on {entry.step!r}, whose turn it is not")
+        index = self.names[entry.step]
+        if entry.payload is not None:
+            return self._succeeded(index, entry)
+        spent = self.steps[index].step._replace(spent=True)
+        return self.with_step(index, self.steps[index]._replace(in_doubt=False, absent=True, step=spent))
+
+    def _succeeded(self, index: int, entry: Entry) -> Progress:
+        assert entry.payload is not None
+        done = self.with_step(index, self.steps[index]._replace(succeeded=True, in_doubt=False))
+        return done._replace(
+            succeeded=index + 1,
+            context_seq=entry.seq,
+            payload_bytes=self.payload_bytes + len(entry.payload),
+        )
 
     def _outcome(self, entry: Entry) -> Progress:
         activity, outcome = _MEANING[entry.kind]
@@ -274,32 +349,30 @@ class Progress:
             case "broken off":
                 return self.doubted(index)
             case "succeeded" if activity is Activity.COMPENSATION:
-                return self.with_step(index, replace(step, undone=True))
+                return self.with_step(index, step._replace(undone=True))
+            case "succeeded" if entry.payload is None and activity is Activity.STEP:
+                raise JournalMisfit(f"entry {entry.seq}: {entry.step} succeeded without a context")
             case "succeeded" if entry.payload is None:  # a probe: it did not happen
-                return self.with_step(index, replace(step, absent=True, probe=Tries(started=step.probe.started)))
+                return self.with_step(index, step._replace(absent=True, probe=Tries(started=step.probe.started)))
             case "succeeded":
-                done = self.with_step(index, replace(step, succeeded=True, in_doubt=False))
-                assert entry.payload is not None
-                return replace(
-                    done,
-                    succeeded=index + 1,
-                    context_seq=entry.seq,
-                    payload_bytes=self.payload_bytes + len(entry.payload),
-                )
+                return self._succeeded(index, entry)
+        return self._failed(index, activity, entry, spent=outcome == "failed")
+
+    def _failed(self, index: int, activity: Activity, entry: Entry, *, spent: bool) -> Progress:
+        step = self.steps[index]
         tries: Tries = getattr(step, activity)
-        failed = replace(
-            tries,
+        failed = tries._replace(
             failed=tries.failed + 1,
             since=tries.since or entry.at,
             due_at=entry.due_at,
-            spent=outcome == "failed",
+            spent=spent,
         )
         changed = self.with_step(index, step.with_tries(activity, failed))
         if activity is not Activity.STEP:
             return changed
         if entry.in_doubt:
             return changed.doubted(index)
-        return changed.with_step(index, replace(changed.steps[index], in_doubt=False))
+        return changed.with_step(index, changed.steps[index]._replace(in_doubt=False))
 
     def doubted(self, index: int) -> Progress:
         """The step may have had its effect; what a probe said before no longer counts."""
@@ -307,12 +380,18 @@ class Progress:
         if step.succeeded:
             return self
         probe = Tries(started=step.probe.started)
-        return self.with_step(index, replace(step, in_doubt=True, absent=False, probe=probe))
+        return self.with_step(index, step._replace(in_doubt=True, absent=False, probe=probe))
 
     def with_step(self, index: int, step: StepProgress) -> Progress:
         """With one step's progress replaced."""
-        return replace(self, steps=(*self.steps[:index], step, *self.steps[index + 1 :]))
+        return self._replace(steps=(*self.steps[:index], step, *self.steps[index + 1 :]))
 
+
+_NO_OUTCOME: Final = frozenset(
+    {Kind.TAKEN_OVER, Kind.INTERRUPTED, Kind.STOP_REFUSED, Kind.PROBE_RETRY_SCHEDULED, Kind.PROBE_FAILED}
+)
+
+_BY_PERSONS: Final = frozenset({Kind.RESUMED, Kind.VERDICT, Kind.RETRIED_NOW})
 
 _ACTIVITIES: Final = frozenset(activity.value for activity in Activity)
 
@@ -333,13 +412,15 @@ _MEANING: Final = {
 # ------------------------------------------------------------------------------------ what to do
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Facts:
+class Facts(NamedTuple):
     """What is known of a run beside its journal."""
 
     gate_passed: bool = False
     """The pivot has begun, or may have: from here on no stop and no deadline turns the run back."""
     stop_asked: bool = False
+    """A stop was recorded before the gate."""
+    stop_refused: bool = False
+    """A stop was recorded after the gate, and the journal has to say so."""
     deadline: datetime | None = None
     bytes_left: int | None = None
     """How many more bytes of contexts this run may journal; None for no limit."""
@@ -347,10 +428,15 @@ class Facts:
     """How many bytes one context may have."""
 
 
+_DEADLINE_ANNOUNCED: Final = intent(BeginRollback(Cause.DEADLINE, None))
+
+
 def next_action(saga: Saga[Any], progress: Progress, facts: Facts, now: datetime) -> Action:
     """What to do now. Total: every journal that fits its definition has exactly one answer."""
+    if facts.stop_refused and not progress.stop_refused:
+        return NoteRefusal()
     if progress.stalled >= STALLED_MAX:
-        where = f" in {progress.begun}" if progress.begun else ""
+        where = f" in {progress.lost_in}" if progress.lost_in else ""
         return Hold(
             State.BROKEN,
             f"{progress.stalled} attempts in a row ended without an outcome{where}: its worker dies or loses its lease",
@@ -361,11 +447,14 @@ def next_action(saga: Saga[Any], progress: Progress, facts: Facts, now: datetime
 
 
 def _forward(saga: Saga[Any], progress: Progress, facts: Facts, now: datetime) -> Action:
-    can_turn_back = not facts.gate_passed
+    past_pivot = any(step.kind is StepKind.PIVOT for step in saga.steps[: progress.succeeded])
+    can_turn_back = not (facts.gate_passed or past_pivot)
     if can_turn_back:
         if facts.stop_asked:
             return BeginRollback(Cause.STOP, None)
-        if facts.deadline is not None and facts.deadline <= now:
+        # What an entry has announced is done, although another worker's clock may be a little behind.
+        over = facts.deadline is not None and facts.deadline <= now
+        if over or progress.begun == _DEADLINE_ANNOUNCED:
             return BeginRollback(Cause.DEADLINE, None)
     if progress.succeeded == len(saga.steps):
         return Settle(State.COMPLETED)
@@ -376,7 +465,7 @@ def _forward(saga: Saga[Any], progress: Progress, facts: Facts, now: datetime) -
     # Once a step before the pivot is spent the run turns back, and its compensation finds out what there is to undo.
     ask = did.in_doubt and step.question is not None and not (did.absent or did.probe.spent)
     if did.step.spent and (can_turn_back or not ask):
-        return _spent(step, did)
+        return _spent(saga, step, did)
     activity, tries = (Activity.PROBE, did.probe) if ask else (Activity.STEP, did.step)
     action = Perform(activity, step, tries.started)
     due_at = max((due for due in (did.step.due_at, did.probe.due_at) if due is not None), default=now)
@@ -387,13 +476,15 @@ def _forward(saga: Saga[Any], progress: Progress, facts: Facts, now: datetime) -
     return action
 
 
-def _spent(step: StepDefinition[Any], did: StepProgress) -> Action:
+def _spent(saga: Saga[Any], step: StepDefinition[Any], did: StepProgress) -> Action:
     """A step's tries are over."""
     if step.kind is StepKind.FORWARD:
         return Hold(State.FORWARD_INCOMPLETE, f"{step.name} failed for good after the pivot ({did.step.failed} tries)")
     if step.kind is StepKind.PIVOT and did.in_doubt and not did.absent:
         how = "its probe failed too" if step.question is not None else "it has no probe"
         return Hold(State.IN_DOUBT, f"whether {step.name} (the pivot) happened is unknown, and {how}")
+    if saga.plain:
+        return Settle(State.FAILED)
     return BeginRollback(Cause.STEP_FAILED, step.name)
 
 
@@ -432,20 +523,21 @@ def _backward(saga: Saga[Any], progress: Progress, now: datetime) -> Action:
     if failed:
         return Hold(State.COMPENSATION_FAILED, f"still to be undone: {', '.join(failed)}")
     assert progress.rollback is not None
-    if progress.rollback is Cause.STEP_FAILED and saga.plain:
-        return Settle(State.FAILED)
     return Settle(_SETTLES_AS[progress.rollback])
 
 
 # ------------------------------------------------------------------------------------ what a lost worker means
 
 
-def lost_in_doubt(saga: Saga[Any], progress: Progress, facts: Facts) -> bool:
-    """Whether, when a lease has lapsed, the step that was announced may have had its effect.
+def lost_in_doubt(saga: Saga[Any], progress: Progress, facts: Facts, *, attempt: int, taken_from: State) -> bool:
+    """Whether, at the beginning of `attempt`, the step that was announced may have had its effect.
 
+    So when the lease lapsed; and when attempts in between left no entry, since the one before those may have been lost.
     Not so for what cannot have begun: a pivot before its gate. Nor for a transactional step, whose effect commits
     together with its entry: no entry, no effect. Before the first entry it is the first step that was announced.
     """
+    if taken_from is not State.RUNNING and attempt - max(1, progress.last_attempt) < 2:
+        return False
     begun = progress.begun if progress.seq else f"{Activity.STEP}:{saga.steps[0].name}"
     activity, _, name = (begun or "").partition(":")
     if activity != Activity.STEP or name not in progress.names:
@@ -455,6 +547,10 @@ def lost_in_doubt(saga: Saga[Any], progress: Progress, facts: Facts) -> bool:
 
 
 # ------------------------------------------------------------------------------------ what a failed try means
+
+
+_PAUSE_MAX: Final = timedelta(days=3650)
+"""Whatever a step asks for; a date beyond the calendar could not be stored."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -479,18 +575,18 @@ def after_failure(
     """Whether a failed try is followed by another, and when; `wait` gives the policy's wait after so many tries.
 
     A pivot that answers definitely, tried again under the same key, settles an earlier doubt: that is why it is tried
-    again. A step before the pivot stays in doubt once it was: compensating what never happened does no harm, while
-    leaving an effect behind would.
+    again. Being turned away is no such answer. A step before the pivot stays in doubt once it was: compensating what
+    never happened does no harm, while leaving an effect behind would.
     """
     did = progress.steps[progress.names[action.step.name]]
     tries: Tries = getattr(did, action.activity.value)
     again, over = _FAILED[action.activity]
     in_doubt = action.activity is Activity.STEP and (
-        failure.in_doubt or (did.in_doubt and action.step.kind is not StepKind.PIVOT)
+        failure.in_doubt or (did.in_doubt and (failure.retryable or action.step.kind is not StepKind.PIVOT))
     )
     failed = tries.failed + 1
     elapsed = now - (tries.since or now)
-    if not failure.retryable or not action.part.retry.allows(failed, elapsed):
+    pause = min(max(wait(failed), failure.retry_after or timedelta(0)), _PAUSE_MAX)
+    if not failure.retryable or not action.part.retry.allows(failed, elapsed + pause):
         return Verdict(over, in_doubt, None)
-    pause = max(wait(failed), failure.retry_after or timedelta(0))
     return Verdict(again, in_doubt, now + pause)

@@ -7,6 +7,7 @@ step and the fix.
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import inspect
 import re
@@ -15,18 +16,19 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
 from enum import Enum, StrEnum
-from typing import Any, Final, Generic, TypeVar, overload
+from typing import Any, Final, Generic, overload
 
-import structlog
 from pydantic import BaseModel
+from typing_extensions import TypeVar
 
 from sagas.errors import DefinitionError
+from sagas.log import get_logger
 from sagas.policy import COMPENSATION_RETRY, FORWARD_RETRY, STEP_RETRY, RetryPolicy
 
 __all__ = ["Fate", "Part", "Saga", "Step", "StepDefinition", "StepKind"]
 
 C = TypeVar("C", bound=BaseModel)
-R = TypeVar("R")
+R = TypeVar("R", default=Any)
 
 StepFunction = Callable[[C, "Step[Any]"], Awaitable[C] | C]
 CompensationFunction = Callable[[C, "Step[Any]"], Awaitable[None] | None]
@@ -35,6 +37,7 @@ ProbeFunction = Callable[[C, "Step[Any]"], Awaitable[C | None] | C | None]
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,63}")
 _STEPS_MAX: Final = 100
 DEFAULT_TIMEOUT: Final = timedelta(seconds=60)
+STOP_GRACE: Final = timedelta(seconds=10)
 
 
 class Fate(StrEnum):
@@ -62,16 +65,23 @@ class Step(Generic[R]):
     Give it to whoever carries out the effect, so that a repeated request has the effect once."""
     resources: R
     """The worker's `resources`: connections, clients, settings."""
+    stop_asked: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when a stop is asked that will be honoured, or the deadline passes: a step may look at it, or wait for it,
+    and finish early. After the step's `stop_grace` it is broken off."""
     fate: Fate = Fate.KNOWN
     """For compensations: whether the step's effect is known to have happened."""
+    step_key: str = ""
+    """The step's own idempotency key, also for its compensation. Whoever has not seen it when it is undone should
+    remember it and refuse it when it arrives late: the step's request may still be under way."""
     session: Any = None
     """For transactional steps: the driver's session; pass it to every operation that shall commit with its outcome."""
 
     @property
-    def log(self) -> structlog.stdlib.BoundLogger:
+    def log(self) -> Any:
         """A structlog logger, bound to run, saga, step, attempt and try."""
-        logger: structlog.stdlib.BoundLogger = structlog.get_logger("sagas.step")
-        return logger.bind(run=self.run_id, saga=self.saga, step=self.name, attempt=self.attempt, try_=self.try_number)
+        return get_logger("sagas.step").bind(
+            run=self.run_id, saga=self.saga, step=self.name, attempt=self.attempt, try_=self.try_number
+        )
 
 
 class StepKind(Enum):
@@ -107,6 +117,8 @@ class StepDefinition(Generic[C]):
     kind: StepKind
     forward: Part
     transactional: bool
+    stop_grace: timedelta
+    """How long a step in hand may go on once a stop is asked, before it is broken off and counts as in doubt."""
     undo: Part | None = field(default=None)
     question: Part | None = field(default=None)
 
@@ -139,13 +151,18 @@ class StepDefinition(Generic[C]):
             raise self._wrong("a step after the pivot is never compensated; move it before the pivot, or drop this")
         if self.kind is StepKind.UNCOMPENSATED:
             raise self._wrong("it is declared no_compensation=True and has a compensation; drop one of the two")
-        if self.undo is not None:
-            raise self._wrong("it has two compensations; make them one function")
 
         def declare(function: CompensationFunction[C]) -> CompensationFunction[C]:
             self.saga.require_open(self.name)
+            if self.undo is not None:
+                raise self._wrong("it has two compensations; make them one function")
             self.undo = _part(
-                self.saga, self.name, "compensation", function, retry=retry or COMPENSATION_RETRY, timeout=timeout
+                self.saga,
+                self.name,
+                "compensation",
+                function,
+                retry=COMPENSATION_RETRY if retry is None else retry,
+                timeout=timeout,
             )
             return function
 
@@ -175,7 +192,13 @@ class Saga(Generic[C]):
     steps' names, kinds or order change: runs of the old version wait for a worker that still serves it.
     """
 
-    def __init__(self, name: str, context: type[C], *, version: int = 1) -> None:
+    def __init__(
+        self, name: str, context: type[C], *, version: int = 1, deadline: float | timedelta | None = None
+    ) -> None:
+        """Name it, and give the type of its context.
+
+        `deadline`: how long after its start a run may take to reach its pivot; then it is undone (`timed_out`).
+        """
         if not isinstance(name, str) or not _NAME.fullmatch(name):
             raise DefinitionError(str(name), None, _name_problem("a saga"))
         if not (inspect.isclass(context) and issubclass(context, BaseModel)):
@@ -186,6 +209,11 @@ class Saga(Generic[C]):
         self.context: Final = context
         self.version: Final = version
         self._steps: list[StepDefinition[C]] = []
+        self.deadline: Final = _duration(deadline) if deadline is not None else None
+        if deadline is not None and (self.deadline is None or self.deadline <= timedelta(0)):
+            raise DefinitionError(
+                name, None, f"the deadline must be seconds or a timedelta above zero, not {deadline!r}"
+            )
         self._frozen = False
 
     def __repr__(self) -> str:
@@ -205,6 +233,7 @@ class Saga(Generic[C]):
         timeout: float | timedelta | None = DEFAULT_TIMEOUT,
         no_compensation: bool = False,
         transactional: bool = False,
+        stop_grace: float | timedelta = STOP_GRACE,
     ) -> Callable[[StepFunction[C]], StepDefinition[C]]: ...
     def step(
         self,
@@ -216,6 +245,7 @@ class Saga(Generic[C]):
         timeout: float | timedelta | None = DEFAULT_TIMEOUT,
         no_compensation: bool = False,
         transactional: bool = False,
+        stop_grace: float | timedelta = STOP_GRACE,
     ) -> Any:
         """Declare the next step. Before the pivot it needs a compensation, or `no_compensation=True`.
 
@@ -223,17 +253,17 @@ class Saga(Generic[C]):
         doubt. `retry` defaults to five tries before the pivot and three days after it. `transactional=True` gives the
         step a MongoDB session: what it writes with it commits together with the step's outcome, so exactly once.
         """
-        if self._has_pivot:
-            kind = StepKind.FORWARD
-        else:
-            kind = StepKind.UNCOMPENSATED if no_compensation else StepKind.COMPENSATED
 
         def declare(function: StepFunction[C]) -> StepDefinition[C]:
+            if self._has_pivot:
+                kind = StepKind.FORWARD
+            else:
+                kind = StepKind.UNCOMPENSATED if no_compensation else StepKind.COMPENSATED
             if no_compensation and kind is StepKind.FORWARD:
                 raise DefinitionError(
                     self.name, _name_of(function, name), "after the pivot nothing is compensated; drop no_compensation"
                 )
-            return self._add(function, name, kind, retry, timeout, transactional=transactional)
+            return self._add(function, name, kind, retry, timeout, transactional=transactional, stop_grace=stop_grace)
 
         return declare if function is None else declare(function)
 
@@ -323,18 +353,24 @@ class Saga(Generic[C]):
         timeout: float | timedelta | None,
         *,
         transactional: bool,
+        stop_grace: float | timedelta = STOP_GRACE,
     ) -> StepDefinition[C]:
         name = _name_of(function, name)
         self.require_open(name)
-        if not _NAME.fullmatch(name):
-            raise DefinitionError(self.name, name, _name_problem("a step") + "; pass name=")
+        if not isinstance(name, str) or not _NAME.fullmatch(name):
+            raise DefinitionError(self.name, str(name), _name_problem("a step") + "; pass name=")
         if any(step.name == name for step in self._steps):
             raise DefinitionError(self.name, name, "two steps have this name; a journal could not tell them apart")
         if len(self._steps) >= _STEPS_MAX:
             raise DefinitionError(self.name, name, f"a saga has at most {_STEPS_MAX} steps")
         default = FORWARD_RETRY if kind is StepKind.FORWARD else STEP_RETRY
-        part = _part(self, name, "step", function, retry=retry or default, timeout=timeout)
-        step = StepDefinition(saga=self, name=name, kind=kind, forward=part, transactional=transactional)
+        part = _part(self, name, "step", function, retry=default if retry is None else retry, timeout=timeout)
+        grace = _duration(stop_grace)
+        if grace is None or grace < timedelta(0):
+            raise DefinitionError(self.name, name, f"stop_grace must be seconds or a timedelta, not {stop_grace!r}")
+        step = StepDefinition(
+            saga=self, name=name, kind=kind, forward=part, transactional=transactional, stop_grace=grace
+        )
         if transactional and part.in_thread:
             raise DefinitionError(
                 self.name, name, "a transactional step must be async: its session belongs to the loop"
@@ -349,29 +385,46 @@ def _part(
     def wrong(problem: str) -> DefinitionError:
         return DefinitionError(saga.name, step, f"its {what} {problem}" if what != "step" else problem)
 
-    if not callable(function) or inspect.isclass(function):
+    if not callable(function) or inspect.isclass(function) or isinstance(function, StepDefinition):
         raise wrong(f"must be a function, not {function!r}")
     call = function if inspect.isroutine(function) or isinstance(function, functools.partial) else function.__call__
-    if inspect.isgeneratorfunction(call) or inspect.isasyncgenfunction(call):
+    bare = _unwrapped(function)
+    if inspect.isgeneratorfunction(bare) or inspect.isasyncgenfunction(bare):
         raise wrong("is a generator; return the context instead of yielding")
     _check_arguments(call, wrong)
     if what == "step":
         _check_annotation(function, saga.context, wrong)
     if not isinstance(retry, RetryPolicy):
         raise wrong(f"needs a RetryPolicy for retry=, not {retry!r}")
-    if isinstance(timeout, int | float) and not isinstance(timeout, bool):
-        timeout = timedelta(seconds=timeout)
-    if timeout is not None and (not isinstance(timeout, timedelta) or timeout <= timedelta(0)):
+    limit = _duration(timeout) if timeout is not None else None
+    if timeout is not None and (limit is None or limit <= timedelta(0)):
         raise wrong(f"needs a timeout above zero, in seconds or as a timedelta, not {timeout!r}")
-    return Part(function, retry, timeout, in_thread=not inspect.iscoroutinefunction(call))
+    return Part(function, retry, limit, in_thread=not inspect.iscoroutinefunction(bare))
+
+
+def _unwrapped(function: Any) -> Any:
+    """The function that is called in the end, below partials and callable objects."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    return function if inspect.isroutine(function) else function.__call__
+
+
+def _duration(value: object) -> timedelta | None:
+    """Seconds or a timedelta as a timedelta; None for anything else."""
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        try:
+            return timedelta(seconds=value)
+        except (OverflowError, ValueError):  # endless, or not a number
+            return None
+    return value if isinstance(value, timedelta) else None
 
 
 def _check_annotation(function: Any, context: type[BaseModel], wrong: Callable[[str], DefinitionError]) -> None:
     try:
         returned = typing.get_type_hints(function).get("return", context)
-    except (NameError, TypeError, AttributeError):
+    except Exception:
         return  # names that only a type checker sees; what the step returns is checked when it does
-    if inspect.isclass(returned) and not issubclass(returned, context):
+    if returned is not Any and inspect.isclass(returned) and not issubclass(returned, context):
         raise wrong(f"must return the context, {context.__name__}; it is annotated to return {returned.__name__}")
 
 

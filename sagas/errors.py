@@ -7,8 +7,10 @@
     │   ├── KeyConflict        the key was used before, with another input
     │   └── PayloadTooLarge    the context is over the limit
     ├── RunNotFound            no run has this id
+    ├── OperatorRefused        an operator's verb does not apply to this run now; the reason is named
     ├── Unreadable             stored bytes are not what they should be
     ├── ResultTimeout          the run has not come to rest within the timeout; it goes on
+    ├── ClientClosed           the client was closed while a result was waited for; the run goes on
     ├── RunDidNotComplete      the run came to rest otherwise than completed
     │   ├── RunRolledBack      failed, cancelled or timed out before its pivot; every effect is undone
     │   ├── RunFailed          a plain durable function raised for good
@@ -38,6 +40,7 @@ from sagas_store.errors import (
 from sagas_store.states import State
 
 __all__ = [
+    "ClientClosed",
     "DefinitionError",
     "ErrorDetail",
     "FenceLost",
@@ -45,6 +48,7 @@ __all__ = [
     "JournalMisfit",
     "KeyConflict",
     "NonRetryable",
+    "OperatorRefused",
     "PayloadTooLarge",
     "ResultTimeout",
     "Retryable",
@@ -127,6 +131,16 @@ class RunNotFound(SagaError):
         self.run_id = run_id
 
 
+class OperatorRefused(SagaError):
+    """The verb does not apply to this run as it stands: `why` says so. Nothing was changed."""
+
+    def __init__(self, run_id: str, state: State, why: str) -> None:
+        super().__init__(f"run {run_id} is {state}: {why}")
+        self.run_id = run_id
+        self.state = state
+        self.why = why
+
+
 class Unreadable(SagaError):
     """Stored bytes cannot be read as what they should be. No part of them is in the message."""
 
@@ -146,6 +160,14 @@ class ResultTimeout(SagaError, TimeoutError):
         super().__init__(f"run {run_id}: still {state} after {timeout.total_seconds():g} s; it goes on, ask again")
         self.run_id = run_id
         self.state = state
+
+
+class ClientClosed(SagaError):
+    """The client was closed while a result was waited for. The run goes on; ask another client."""
+
+    def __init__(self, run_id: str) -> None:
+        super().__init__(f"run {run_id}: the client is closed and waits no longer; the run goes on")
+        self.run_id = run_id
 
 
 class RunDidNotComplete(SagaError):
@@ -185,12 +207,14 @@ class NonRetryable(Exception):
 
 
 class Retryable(Exception):
-    """Raise it from a step: try again, after `retry_after` at the earliest, else when the policy says.
+    """Raise it from a step: try again, after `retry_after` (seconds or timedelta) at the earliest, else by the policy.
 
     It means that the effect did not happen. Where that is not certain, pass `in_doubt=True`.
     """
 
-    def __init__(self, message: str = "", *, retry_after: timedelta | None = None, in_doubt: bool = False) -> None:
+    def __init__(
+        self, message: str = "", *, retry_after: float | timedelta | None = None, in_doubt: bool = False
+    ) -> None:
         super().__init__(message)
-        self.retry_after = retry_after
+        self.retry_after = timedelta(seconds=retry_after) if isinstance(retry_after, int | float) else retry_after
         self.in_doubt = in_doubt

@@ -13,8 +13,10 @@ nothing itself. Three rules keep it honest:
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
 from collections.abc import Mapping
+from concurrent.futures import CancelledError, Future
 from concurrent.futures import Executor as ThreadPool
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
@@ -22,11 +24,13 @@ from typing import Any, Final
 
 from pydantic import BaseModel
 
+from sagas.clock import Monotonic
 from sagas.decide import (
     Activity,
     BeginRollback,
     Facts,
     Hold,
+    NoteRefusal,
     PassGate,
     Perform,
     Progress,
@@ -38,17 +42,20 @@ from sagas.decide import (
     lost_in_doubt,
     next_action,
 )
-from sagas.definition import Saga, Step, StepKind
-from sagas.errors import FenceLost, JournalMisfit, NonRetryable, Unreadable
+from sagas.definition import Part, Saga, Step, StepKind
+from sagas.errors import FenceLost, InvalidInput, JournalMisfit, NonRetryable, Unreadable
 from sagas.identity import compensation_key, step_key
 from sagas.lease import Lease
 from sagas.payload import NotJournalable, dump_context, dump_error, load_context
 from sagas.policy import Failure
 from sagas_store import MongoStore
-from sagas_store.entries import Entry, Kind
+from sagas_store.clock import EPOCH
+from sagas_store.entries import Cause, Entry, Kind
+from sagas_store.errors import StopFirst
 from sagas_store.faults import is_aborted_transaction
-from sagas_store.runs import Claim, RunRecord
-from sagas_store.states import Phase, State
+from sagas_store.inserts import PAYLOAD_BYTES_MAX
+from sagas_store.runs import Claim, RunRecord, Stop
+from sagas_store.states import Decision, Phase, State
 
 __all__ = ["Attempt", "Executor", "Limits", "Parked"]
 
@@ -68,6 +75,14 @@ class Limits:
     run_bytes_max: int = 64 * 1024 * 1024
     """All contexts of one run together. Room for the pivot and everything after it is checked before the pivot."""
 
+    def __post_init__(self) -> None:
+        if not 1 <= self.context_bytes_max <= PAYLOAD_BYTES_MAX:
+            raise InvalidInput(
+                "Limits.context_bytes_max", f"must be from 1 to {PAYLOAD_BYTES_MAX:,} (a document's room)"
+            )
+        if self.run_bytes_max < self.context_bytes_max:
+            raise InvalidInput("Limits.run_bytes_max", "must not be less than context_bytes_max")
+
 
 @dataclass(frozen=True, slots=True)
 class _Returned:
@@ -82,6 +97,13 @@ class _Raised:
 
     error: BaseException
     failure: Failure
+
+
+@dataclass(frozen=True, slots=True)
+class _Threw:
+    """What a function in a thread came to: an exception."""
+
+    error: BaseException
 
 
 class _Interrupted:
@@ -101,6 +123,7 @@ class Executor:
         threads: ThreadPool,
         limits: Limits,
         park_after: timedelta,
+        monotonic: Monotonic,
     ) -> None:
         """`park_after`: a wait longer than this frees the worker."""
         self.store = store
@@ -110,6 +133,9 @@ class Executor:
         self.threads = threads
         self.limits = limits
         self.park_after = park_after
+        self.monotonic = monotonic
+        self.thread_calls: set[Future[Any]] = set()
+        """Plain functions that are running, also those that were broken off and cannot be ended."""
 
     def attempt(self, run: RunRecord, entries: list[Entry], lease: Lease) -> Attempt:
         """One attempt at a claimed run with this journal."""
@@ -134,20 +160,33 @@ class Attempt:
         self._context: BaseModel | None = None
         """The context of `_payload`, not yet handed out. A step may change it in place, so each try gets its own."""
         self._scope: asyncio.Timeout | None = None
-        self._draining = asyncio.Event()
-        self._in_hand: Activity | None = None
+        self._deadline_over = False
+        self._stop: Stop | None = run.stop
+        """The stop as far as it has been read; `_news` says that there is one to read."""
+        self._news = False
+        self._draining = False
+        self._hurried = False
+        """The drain's grace is over: no step begins any more."""
+        self._nudge = asyncio.Event()
+        """Ends a wait early: there is news, or a drain."""
+        self._in_hand: Perform | None = None
+        self._overstays_at: float | None = None
+        """By the monotonic clock: when the function in hand should have ended, timed out or broken off."""
+        self._stop_asked = asyncio.Event()
         self._broken_off = False
 
     # ---------------------------------------------------------------- told by the worker
 
     def drain(self) -> None:
         """Finish what is in hand, then hand the run back."""
-        self._draining.set()
+        self._draining = True
+        self._nudge.set()
 
     def interrupt(self) -> None:
         """Break off the step in hand, then hand the run back. A compensation is left to finish."""
         self.drain()
-        if self._in_hand is not Activity.COMPENSATION:
+        self._hurried = True
+        if self._in_hand is not None and self._in_hand.activity is not Activity.COMPENSATION:
             self._break_off()
 
     def lose(self) -> None:
@@ -156,10 +195,34 @@ class Attempt:
         self.drain()
         self._break_off()
 
-    def _break_off(self) -> None:
-        if self._scope is not None and not self._scope.expired():
-            self._broken_off = True
-            self._scope.reschedule(0)
+    def notice_stop(self) -> None:
+        """A stop was recorded on the run: read it, and act on it. Telling twice does no harm."""
+        if self._stop is None and not self._news:
+            self._news = True
+            self._nudge.set()
+            self._turn_back_soon()
+
+    def overstays(self, now: float, patience: timedelta) -> bool:
+        """Whether the function in hand should have ended longer than `patience` ago: it swallows cancellation."""
+        return self._overstays_at is not None and now > self._overstays_at + patience.total_seconds()
+
+    def _turn_back_soon(self) -> None:
+        """The run will turn back, unless its gate is passed: tell the step in hand, break it off after its grace."""
+        action = self._in_hand
+        if self._gate_passed or action is None or action.activity is Activity.COMPENSATION:
+            return
+        self._stop_asked.set()
+        scope = self._scope
+        loop = asyncio.get_running_loop()
+        loop.call_later(action.step.stop_grace.total_seconds(), lambda: self._break_off(scope))
+
+    def _break_off(self, scope: asyncio.Timeout | None = None) -> None:
+        """Break off the function in hand; with `scope`, only if it is still that one."""
+        if self._scope is None or self._scope.expired() or (scope is not None and scope is not self._scope):
+            return
+        self._broken_off = True
+        self._overstays_at = self._shared.monotonic()
+        self._scope.reschedule(0)
 
     # ---------------------------------------------------------------- the loop
 
@@ -169,35 +232,52 @@ class Attempt:
         Raises FenceLost and LeaseLapsed when somebody else drives it or may, StoreUnavailable when the database does
         not answer: the attempt is over, and the journal says all there is to know.
         """
-        if (misfit := await self._load()) is not None:
-            return await self._hold(misfit)
+        misfit = await self._load()
         while True:
-            action = next_action(self._saga, self._progress, self._facts(), self._now())
-            match action:
-                case Settle(state):
-                    await self._store.runs.settle(self.run, state)
-                    return state
-                case Hold():
-                    return await self._hold(action)
-                case Wait(until):
-                    if not await self._wait(until):
-                        return Parked
-                case BeginRollback() | Refuse():
-                    await self._turn_back(action)
-                case PassGate() | Perform():
-                    if self._draining.is_set():
-                        await self._store.runs.park(self.run, wait=timedelta(0))
-                        return Parked
-                    self.lease.check()
-                    await self._go_on(action)
+            try:
+                left_in = await self._hold(misfit) if misfit is not None else await self._advance()
+                if left_in is not None:
+                    return left_in
+            except StopFirst:
+                await self._learn()
 
-    async def _turn_back(self, action: BeginRollback | Refuse) -> None:
-        if isinstance(action, Refuse):
-            error = dump_error(NonRetryable(action.reason))
-            await self._append(Kind.STEP_FAILED, step=action.step.name, payload=error)
-            return
-        await self._append(Kind.ROLLBACK_BEGUN, cause=action.cause, step=action.step)
-        await self._store.runs.show_rolling_back(self.run)
+    async def _advance(self) -> State | None:
+        """Decide and do one thing; the state the run was left in when the attempt is over. Raises StopFirst too."""
+        if self._news:
+            await self._learn()
+        action = next_action(self._saga, self._progress, self._facts(), self._now())
+        match action:
+            case Settle(state):
+                await self._store.runs.settle(self.run, state, stop_known=self._stop is not None)
+                return state
+            case Hold():
+                return await self._hold(action)
+            case Wait(until):
+                return await self._wait(until)
+            case BeginRollback() | Refuse() | NoteRefusal():
+                await self._note(action)
+            case PassGate() | Perform():
+                if self._draining:
+                    return await self._park(timedelta(0))
+                self.lease.check()
+                await self._go_on(action)
+        return None
+
+    async def _note(self, action: BeginRollback | Refuse | NoteRefusal) -> None:
+        """Journal what was decided without anything being performed."""
+        match action:
+            case Refuse(step, reason):
+                await self._append(Kind.STEP_FAILED, step=step.name, payload=dump_error(NonRetryable(reason)))
+            case NoteRefusal():
+                assert self._stop is not None, self.run.run_id
+                stop = self._stop
+                await self._append(Kind.STOP_REFUSED, by=stop.by, reason=stop.reason, asked_at=stop.asked_at)
+            case BeginRollback(cause, step_name):
+                asked: dict[str, Any] = {}
+                if cause is Cause.STOP and self._stop is not None:
+                    asked = {"by": self._stop.by, "reason": self._stop.reason, "asked_at": self._stop.asked_at}
+                await self._append(Kind.ROLLBACK_BEGUN, cause=cause, step=step_name, **asked)
+                await self._store.runs.show_rolling_back(self.run)
 
     async def _go_on(self, action: PassGate | Perform) -> None:
         if isinstance(action, Perform):
@@ -205,6 +285,19 @@ class Attempt:
             return
         await self._store.runs.pass_gate(self.run)
         self._gate_passed = True
+
+    async def _learn(self) -> None:
+        """Read the stop that was recorded; or find that it is the deadline that shut the gate."""
+        self._news = False
+        if not self._draining:
+            self._nudge.clear()
+        record = await self._store.runs.get(self.run.run_id)
+        if record is None or record.claim is None or record.claim.token != self._claim.token:
+            raise FenceLost(self.run.run_id, "read the stop")
+        self._stop = record.stop
+        self._gate_passed = record.gate_passed_at is not None
+        # By the server's clock the gate was shut although ours, which is never ahead, had the deadline still to come.
+        self._deadline_over = record.stop is None and record.deadline is not None and not self._gate_passed
 
     async def _load(self) -> Hold | None:
         """Fold the journal, announce the takeover, and find the context; or say why the run cannot be executed."""
@@ -228,6 +321,9 @@ class Attempt:
         """Fold the journal and, unless this is the first attempt, fence whoever drove the run before."""
         payload_of: dict[int | None, bytes] = {None: self._payload}
         for reread in range(_REREADS_MAX + 1):
+            if any(entry.attempt > self._claim.attempt for entry in self._entries):
+                # We were frozen between claiming and reading. A later attempt has the run, and no number would stop us.
+                raise FenceLost(self.run.run_id, "take over")
             for entry in self._entries[self._progress.seq :]:
                 self._progress = self._progress.after(entry)
                 payload_of[entry.seq] = entry.payload or b""
@@ -236,7 +332,9 @@ class Attempt:
                 break
             try:
                 taken_from = self._claim.taken_from
-                in_doubt = taken_from is State.RUNNING and lost_in_doubt(self._saga, self._progress, self._facts())
+                in_doubt = lost_in_doubt(
+                    self._saga, self._progress, self._facts(), attempt=self._claim.attempt, taken_from=taken_from
+                )
                 await self._append(Kind.TAKEN_OVER, taken_from=taken_from, in_doubt=in_doubt)
                 break
             except FenceLost:
@@ -250,8 +348,12 @@ class Attempt:
 
     def _facts(self) -> Facts:
         limits = self._shared.limits
+        decision = self._stop.decision if self._stop is not None else None
         return Facts(
             gate_passed=self._gate_passed,
+            stop_asked=decision is Decision.WILL_BE_UNDONE,
+            stop_refused=decision is Decision.REFUSED,
+            deadline=EPOCH if self._deadline_over else self.run.deadline,
             bytes_left=limits.run_bytes_max - self._progress.payload_bytes,
             bytes_each=limits.context_bytes_max,
         )
@@ -260,21 +362,22 @@ class Attempt:
         return self._store.clock.now()
 
     async def _hold(self, hold: Hold) -> State:
-        await self._store.runs.hold(self.run, hold.state, hold.reason)
+        await self._store.runs.hold(self.run, hold.state, hold.reason, stop_known=self._stop is not None)
         return hold.state
 
-    async def _wait(self, until: datetime) -> bool:
-        """Wait here for a short while, or park the run; False when it was parked."""
+    async def _park(self, wait: timedelta) -> State:
+        await self._store.runs.park(self.run, wait=max(wait, timedelta(0)), stop_known=self._stop is not None)
+        return Parked
+
+    async def _wait(self, until: datetime) -> State | None:
+        """Wait here for a short while, or park the run."""
         wait = until - self._now()
-        if wait > self._shared.park_after or self._draining.is_set():
-            await self._store.runs.park(self.run, wait=max(wait, timedelta(0)))
-            return False
-        try:
+        if wait > self._shared.park_after or self._draining:
+            return await self._park(wait)
+        with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(wait.total_seconds()):
-                await self._draining.wait()
-        except TimeoutError:
-            pass
-        return True
+                await self._nudge.wait()
+        return None
 
     # ---------------------------------------------------------------- performing
 
@@ -288,6 +391,8 @@ class Attempt:
             return
         if isinstance(outcome, _Interrupted):
             self.lease.check()  # a lost lease interrupts too, and then nothing more is written
+            if self._news:
+                await self._learn()
             if action.activity is Activity.STEP and not action.step.transactional:
                 await self._append(Kind.INTERRUPTED, step=action.step.name, try_number=action.try_number)
             return
@@ -309,7 +414,7 @@ class Attempt:
             if isinstance(result, _Raised):
                 outcome = result
                 return None
-            return self._announced(self._entry(Kind.STEP_SUCCEEDED, action, payload=result[0]))
+            return self._announce(self._entry(Kind.STEP_SUCCEEDED, action, payload=result[0]))[0]
 
         entry = await self._store.commit_together(body)
         if entry is not None:
@@ -322,6 +427,8 @@ class Attempt:
 
     async def _call(self, action: Perform, session: Any = None) -> _Returned | _Raised | _Interrupted:
         """Run the function within its timeout."""
+        if self._hurried and action.activity is not Activity.COMPENSATION:
+            return _Interrupted()
         part = action.part
         step = self._step(action, session)
         context = self._context
@@ -330,35 +437,76 @@ class Attempt:
         self._context = None
         self._broken_off = False
         scope = asyncio.timeout(part.timeout.total_seconds() if part.timeout is not None else None)
+        deadline: asyncio.TimerHandle | None = None
+        error: BaseException
         try:
             async with scope:
-                self._scope, self._in_hand = scope, action.activity
-                if part.in_thread:
-                    loop = asyncio.get_running_loop()
-                    inherited = contextvars.copy_context()
-                    return _Returned(
-                        await loop.run_in_executor(
-                            self._shared.threads, lambda: inherited.run(part.function, context, step)
-                        )
-                    )
-                return _Returned(await part.function(context, step))
+                self._scope, self._in_hand = scope, action
+                if part.timeout is not None:
+                    self._overstays_at = self._shared.monotonic() + part.timeout.total_seconds()
+                deadline = self._watch_deadline()
+                came = await self._invoke(part, context, step)
+            if isinstance(came, _Returned):
+                return came
+            error = came.error
         except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if task is not None and task.cancelling():
+            if not self._cancelled_from_within():
                 raise
-            error: BaseException = TimeoutError("the step was cancelled from within")
+            error = TimeoutError("the step was cancelled from within")
         except (Exception, SystemExit) as raised:
             if session is not None and is_aborted_transaction(raised):
                 raise  # the transaction's own fault: nothing of it happened, and the whole of it is tried again
             error = raised
         finally:
-            self._scope = self._in_hand = None
+            self._scope = self._in_hand = self._overstays_at = None
+            if deadline is not None:
+                deadline.cancel()
+        return self._failed_try(part, error, timed_out=scope.expired())
+
+    def _cancelled_from_within(self) -> bool:
+        """Whether a cancellation that arrives here is the step's own doing, or a library's below it; it is undone then.
+
+        Nobody cancels attempts from outside, except who shuts the loop down around what was left behind.
+        """
+        task = asyncio.current_task()
+        if task is None or not self.lease.holds:
+            return False
+        while task.cancelling():
+            task.uncancel()
+        return True
+
+    def _failed_try(self, part: Part, error: BaseException, *, timed_out: bool) -> _Raised | _Interrupted:
         if self._broken_off:
             return _Interrupted()
-        if scope.expired() and isinstance(error, TimeoutError):
+        if timed_out and isinstance(error, TimeoutError):
             assert part.timeout is not None
             error = TimeoutError(f"no outcome within {part.timeout.total_seconds():g} s")
         return _Raised(error, part.retry.failure(error))
+
+    async def _invoke(self, part: Part, context: BaseModel, step: Step[Any]) -> _Returned | _Threw:
+        if not part.in_thread:
+            return _Returned(await part.function(context, step))
+        inherited = contextvars.copy_context()
+
+        def run() -> _Returned | _Threw:
+            try:
+                return _Returned(inherited.run(part.function, context, step))
+            except (asyncio.CancelledError, CancelledError):
+                return _Threw(TimeoutError("the step was cancelled from within"))
+            except BaseException as error:  # some, StopIteration for one, cannot be passed on by a future
+                return _Threw(error)
+
+        call = self._shared.threads.submit(run)
+        self._shared.thread_calls.add(call)
+        call.add_done_callback(self._shared.thread_calls.discard)
+        return await asyncio.wrap_future(call)
+
+    def _watch_deadline(self) -> asyncio.TimerHandle | None:
+        """A deadline that comes while a step is in hand is like a stop: the step gets its grace."""
+        if self.run.deadline is None or self._gate_passed or self._progress.rollback is not None:
+            return None
+        left = (self.run.deadline - self._now()).total_seconds()
+        return asyncio.get_running_loop().call_later(max(0.0, left), self._turn_back_soon)
 
     def _step(self, action: Perform, session: Any) -> Step[Any]:
         name = action.step.name
@@ -372,6 +520,8 @@ class Attempt:
             idempotency_key=make_key(self.run.run_id, name),
             resources=self._shared.resources,
             fate=action.fate,
+            step_key=step_key(self.run.run_id, name),
+            stop_asked=self._stop_asked,
             session=session,
         )
 
@@ -431,17 +581,18 @@ class Attempt:
             **more,
         )
 
-    def _announced(self, entry: Entry) -> Entry:
-        """The entry with what begins next: the intent that costs no write of its own."""
-        if entry.kind is Kind.INTERRUPTED:
-            return entry  # nothing begins: the run is handed back
-        then = next_action(self._saga, self._progress.after(entry), self._facts(), entry.at)
-        return replace(entry, next=intent(then))
+    def _announce(self, entry: Entry) -> tuple[Entry, Progress]:
+        """The entry with what begins next, the intent that costs no write of its own, and the progress after it."""
+        progress = self._progress.after(entry)
+        if entry.kind is Kind.INTERRUPTED and self._draining:
+            return entry, progress  # nothing begins: the run is handed back
+        what = intent(next_action(self._saga, progress, self._facts(), entry.at))
+        return entry._replace(next=what), progress.announced(what)
 
     async def _append(self, kind: Kind, action: Perform | None = None, **more: Any) -> None:
-        entry = self._announced(self._entry(kind, action, **more))
+        entry, progress = self._announce(self._entry(kind, action, **more))
         await self._store.journal.append(entry)
-        self._progress = self._progress.after(entry)
+        self._progress = progress
 
     def _take(self, entry: Entry) -> None:
         """Go on from an entry that a transaction has committed."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 
-__all__ = ["compensation_key", "run_id_of", "step_key"]
+__all__ = ["compensation_key", "restart_id_of", "run_id_of", "step_key"]
 
 
 def run_id_of(saga: str, key: str) -> str:
@@ -14,6 +14,11 @@ def run_id_of(saga: str, key: str) -> str:
     """
     # The length keeps ("a", "b:c") and ("a:b", "c") apart.
     return hashlib.sha256(f"{len(saga)}:{saga}:{key}".encode()).hexdigest()[:32]
+
+
+def restart_id_of(run_id: str) -> str:
+    """The id of the run that starts an undone one anew; derived, so that restarting twice gives one run."""
+    return hashlib.sha256(f"restart:{run_id}".encode()).hexdigest()[:32]
 
 
 def step_key(run_id: str, step: str) -> str:

@@ -25,7 +25,7 @@ class LeaseLapsed(SagaError):
 class Lease:
     """The time for which a run may be driven. One object per run, renewed by the worker, checked by the executor."""
 
-    __slots__ = ("_length_s", "_monotonic", "_until", "run_id", "token")
+    __slots__ = ("_length_s", "_lost", "_monotonic", "_until", "run_id", "token")
 
     def __init__(self, run_id: str, token: str, length: timedelta, *, asked_at: float, monotonic: Monotonic) -> None:
         """`asked_at` is when the claim was sent: the server's lease began after that."""
@@ -34,13 +34,16 @@ class Lease:
         self._length_s = length.total_seconds() * (1 - _MARGIN)
         self._monotonic = monotonic
         self._until = asked_at + self._length_s
+        self._lost = False
 
     def renewed(self, asked_at: float) -> None:
-        """A renewal that was sent at `asked_at` got through."""
-        self._until = max(self._until, asked_at + self._length_s)
+        """A renewal that was sent at `asked_at` got through. It does not bring back a lease that was lost since."""
+        if not self._lost:
+            self._until = max(self._until, asked_at + self._length_s)
 
     def lose(self) -> None:
         """The server says that it is over."""
+        self._lost = True
         self._until = float("-inf")
 
     @property

@@ -9,12 +9,12 @@ Everything that reaches a user's exception or a log names fields and kinds only,
 
 from __future__ import annotations
 
+import functools
 import json
 import traceback
 from typing import Final, TypeVar
 
 from pydantic import BaseModel, ValidationError
-from pydantic_core import PydanticSerializationError
 
 from sagas.errors import ErrorDetail, Unreadable
 
@@ -41,11 +41,10 @@ def dump_context(model: type[C], value: object) -> tuple[bytes, C]:
         forgot = "; was a return forgotten?" if value is None else ""
         raise NotJournalable(f"it returned {type(value).__name__}, not the context ({model.__name__}){forgot}")
     try:
-        payload = _JSON + value.model_dump_json().encode()
-    except PydanticSerializationError as error:
-        raise NotJournalable(f"its {model.__name__} cannot be written as JSON ({error})") from None
-    except UnicodeError:
-        raise NotJournalable(f"its {model.__name__} holds text that is not valid Unicode") from None
+        # No warnings: pydantic's quote the value.
+        payload = _JSON + value.model_dump_json(warnings=False).encode()
+    except Exception as error:  # pydantic's, or of the model's own serializers; the text may quote the value
+        raise NotJournalable(f"its {model.__name__} cannot be written as JSON ({type(error).__name__})") from None
     try:
         return payload, load_context(model, payload, "the result")
     except Unreadable as error:
@@ -54,23 +53,48 @@ def dump_context(model: type[C], value: object) -> tuple[bytes, C]:
 
 def load_context(model: type[C], payload: bytes, what: str) -> C:
     """The context from its bytes. Raises Unreadable, naming the fields that do not validate."""
-    if payload[:1] != _JSON:
-        raise Unreadable(what, f"unknown payload form {payload[:1].hex() or 'empty'}; written by a newer version?")
+    text = _text(payload, what)
     try:
-        return model.model_validate_json(payload[1:])
+        return model.model_validate_json(text)
     except ValidationError as error:
+        known = _field_names(model)
         fields = ", ".join(
-            f"{'.'.join(map(str, one['loc'])) or 'the whole'} ({one['type']})"
+            f"{_place(one['loc'], known)} ({one['type']})"
             for one in error.errors(include_url=False, include_context=False, include_input=False)
         )
-        raise Unreadable(what, f"does not validate as {model.__name__}: {fields}") from None
+    except Exception as error:  # of the model's own validators
+        fields = f"its own code raised {type(error).__name__}"
+    raise Unreadable(what, f"does not validate as {model.__name__}: {fields}")
+
+
+def _text(payload: bytes, what: str) -> bytes:
+    if payload[:1] != _JSON:
+        raise Unreadable(what, f"unknown payload form {payload[:1].hex() or 'empty'}; written by a newer version?")
+    return payload[1:]
+
+
+def _place(loc: tuple[int | str, ...], known: frozenset[str]) -> str:
+    """Where in a context, by the names of fields. A dictionary's keys are values, and no value is shown."""
+    return ".".join(str(part) if isinstance(part, int) or part in known else "*" for part in loc) or "the whole"
+
+
+@functools.lru_cache(maxsize=256)
+def _field_names(model: type[BaseModel]) -> frozenset[str]:
+    """The names and aliases of all fields of a model and of the models in it."""
+    try:
+        schema = model.model_json_schema()
+    except Exception:  # a type without a schema
+        return frozenset(model.model_fields)
+    return frozenset(
+        name for part in (schema, *schema.get("$defs", {}).values()) for name in part.get("properties", ())
+    )
 
 
 def dump_error(error: BaseException) -> bytes:
     """A step's exception, bounded in size."""
     detail = {
         "type": _type_name(error),
-        "message": str(error)[:_MESSAGE_MAX],
+        "message": _said(error)[:_MESSAGE_MAX],
         "traceback": "".join(traceback.format_exception(error, limit=-12))[-_TRACEBACK_MAX:],
     }
     return _JSON + json.dumps(detail).encode()
@@ -78,9 +102,22 @@ def dump_error(error: BaseException) -> bytes:
 
 def load_error(payload: bytes, what: str) -> ErrorDetail:
     """The details of a step's exception. Raises Unreadable."""
-    if payload[:1] != _JSON:
-        raise Unreadable(what, f"unknown payload form {payload[:1].hex() or 'empty'}; written by a newer version?")
-    return ErrorDetail(**json.loads(payload[1:]))
+    text = _text(payload, what)
+    try:
+        detail = json.loads(text)
+    except (ValueError, RecursionError):
+        detail = None
+    named = isinstance(detail, dict) and detail.keys() == {"type", "message", "traceback"}
+    if not named or not all(isinstance(part, str) for part in detail.values()):
+        raise Unreadable(what, "is not the record of an exception")  # no part of it is shown
+    return ErrorDetail(**detail)
+
+
+def _said(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception as failed:
+        return f"(its text cannot be had: {type(failed).__name__})"
 
 
 def _type_name(error: BaseException) -> str:

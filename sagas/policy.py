@@ -47,13 +47,22 @@ class RetryPolicy:
     """Retry whatever is raised but NonRetryable. For work that has to be done in the end."""
 
     def __post_init__(self) -> None:
+        for name in ("initial_wait", "max_wait", "max_elapsed"):
+            value = getattr(self, name)
+            if not isinstance(value, timedelta) and not (name == "max_elapsed" and value is None):
+                raise TypeError(f"RetryPolicy.{name} must be a timedelta, not {value!r}")
+            if value is not None and value < timedelta(0):
+                raise ValueError(f"RetryPolicy.{name} must not be negative")
+        if self.max_attempts is not None and not isinstance(self.max_attempts, int):
+            raise TypeError(f"RetryPolicy.max_attempts must be a whole number, not {self.max_attempts!r}")
         if self.max_attempts is not None and self.max_attempts < 1:
             raise ValueError(f"RetryPolicy.max_attempts must be at least 1, not {self.max_attempts}")
         if self.max_attempts is None and self.max_elapsed is None:
             raise ValueError("RetryPolicy needs max_attempts or max_elapsed: without a bound a run never comes to rest")
-        for name in ("initial_wait", "max_wait", "max_elapsed"):
-            if (value := getattr(self, name)) is not None and value < timedelta(0):
-                raise ValueError(f"RetryPolicy.{name} must not be negative")
+        if not isinstance(self.retry_on, tuple) or not all(
+            isinstance(one, type) and issubclass(one, BaseException) for one in self.retry_on
+        ):
+            raise TypeError(f"RetryPolicy.retry_on must be a tuple of exception classes, not {self.retry_on!r}")
 
     def failure(self, error: BaseException) -> Failure:
         """What `error`, raised by a step, means.
@@ -89,7 +98,9 @@ class RetryPolicy:
 STEP_RETRY: Final = RetryPolicy()
 """Before and at the pivot: five tries within some seconds, since somebody is waiting and turning back is possible."""
 
-COMPENSATION_RETRY: Final = RetryPolicy(max_attempts=12, max_wait=timedelta(minutes=5))
+COMPENSATION_RETRY: Final = RetryPolicy(
+    max_attempts=12, initial_wait=timedelta(seconds=2), max_wait=timedelta(minutes=5)
+)
 """A rollback wants to be finished: twelve tries, about half an hour; then an operator must act."""
 
 FORWARD_RETRY: Final = RetryPolicy(

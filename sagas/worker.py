@@ -18,13 +18,12 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, Final
 
-import structlog
-
 from sagas.clock import Monotonic, monotonic, new_token
 from sagas.definition import Saga
 from sagas.errors import DefinitionError, FenceLost, InvalidInput, StoreError, StoreUnavailable
 from sagas.executor import Attempt, Executor, Limits
 from sagas.lease import Lease, LeaseLapsed
+from sagas.log import get_logger
 from sagas_store import MongoStore
 from sagas_store.entries import Entry
 from sagas_store.runs import RunRecord
@@ -33,6 +32,9 @@ __all__ = ["Worker", "WorkerOptions"]
 
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 _RENEWALS_PER_LEASE: Final = 3
+_LOOKS_PER_LEASE: Final = 20
+_LOOK_S: Final = 0.5
+"""While draining: how often to look whether what is left ever ends."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,10 +107,12 @@ class Worker:
         self._resources = resources
         self._attempts: dict[str, Attempt] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self.left_behind = 0
+        """After a drain: how many steps do not end although they were broken off. Their process should end instead."""
         self._wake = asyncio.Event()
         self._draining = asyncio.Event()
         self._hurry = asyncio.Event()
-        self._log = structlog.get_logger("sagas.worker").bind(worker=self.name)
+        self._log = get_logger("sagas.worker").bind(worker=self.name)
 
     # ---------------------------------------------------------------- from outside
 
@@ -128,28 +132,39 @@ class Worker:
             threads=pool,
             limits=self.options.limits,
             park_after=self.options.park_after,
+            monotonic=self._monotonic,
         )
-        helpers = [
-            asyncio.create_task(self._keep_leases()),
-            asyncio.create_task(self._store.hints.on_due(sorted({name for name, _ in self._sagas}), self._wake.set)),
-        ]
-        self._log.info("worker started", sagas=[f"{name}@{version}" for name, version in self._sagas])
+        work = asyncio.create_task(self._work(executor))
         with self._signals():
             try:
-                await self._claim_until_drained(executor)
+                await asyncio.shield(work)
             except asyncio.CancelledError:
                 # Whoever cancels the worker wants it gone, not its runs torn: break off steps, hand back, then go.
                 self.stop()
                 self._hurry.set()
-                await asyncio.shield(self._drain())
+                while not work.done():
+                    with contextlib.suppress(asyncio.CancelledError):
+                        await asyncio.shield(work)
                 raise
-            else:
-                await self._drain()
             finally:
-                for helper in helpers:
-                    helper.cancel()
-                await asyncio.gather(*helpers, return_exceptions=True)
                 pool.shutdown(wait=False, cancel_futures=True)
+                self.left_behind = len(self._tasks) + len(executor.thread_calls)
+
+    async def _work(self, executor: Executor) -> None:
+        helpers = [
+            asyncio.create_task(self._keep_leases()),
+            asyncio.create_task(self._watch_leases()),
+            asyncio.create_task(self._store.hints.on_due(sorted({name for name, _ in self._sagas}), self._wake.set)),
+            asyncio.create_task(self._store.hints.on_stop(self._notice_stop)),
+        ]
+        self._log.info("worker started", sagas=[f"{name}@{version}" for name, version in self._sagas])
+        try:
+            await self._claim_until_drained(executor)
+            await self._drain()
+        finally:
+            for helper in helpers:
+                helper.cancel()
+            await asyncio.gather(*helpers, return_exceptions=True)
         self._log.info("worker drained")
 
     def stop(self) -> None:
@@ -161,6 +176,8 @@ class Worker:
             self._hurry.set()
         self._draining.set()
         self._wake.set()
+        for attempt in list(self._attempts.values()):
+            attempt.drain()  # at once, also while the answer to a claim is waited for
 
     # ---------------------------------------------------------------- claiming
 
@@ -224,6 +241,8 @@ class Worker:
     def _start(self, executor: Executor, run: RunRecord, journal: list[Entry], lease: Lease) -> None:
         attempt = executor.attempt(run, journal, lease)
         self._attempts[run.run_id] = attempt
+        if self._draining.is_set():
+            attempt.drain()
         task = asyncio.create_task(self._drive(attempt), name=f"run {run.run_id}")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -238,11 +257,16 @@ class Worker:
             log.warning("attempt stopped, the lease is lost", error=str(lost))
         except StoreUnavailable as away:
             log.warning("attempt abandoned, the lease will lapse", error=str(away))
-        except Exception as fault:
-            # A fault of the engine itself. The run is not touched: its lease lapses, and ten such attempts hold it.
+        except StoreError as refused:
+            log.error("attempt abandoned, the lease will lapse", error=str(refused))
+        except (KeyboardInterrupt, asyncio.CancelledError):
+            raise
+        except BaseException as fault:
+            # A fault of the engine itself, or a signal of some library that a step let through. The run is not touched:
+            # its lease lapses, and ten such attempts hold it. No other run is to suffer from it.
             log.error("attempt abandoned after a fault of the engine, the lease will lapse", **_where(fault))
         finally:
-            del self._attempts[run.run_id]
+            self._forget(attempt)
             if self._room >= self._room_worth_a_claim:
                 self._wake.set()
 
@@ -258,7 +282,7 @@ class Worker:
                 continue
             asked_at = self._monotonic()
             try:
-                lost = await self._store.runs.renew(
+                renewal = await self._store.runs.renew(
                     {run_id: lease.token for run_id, lease in held.items()}, lease=self.options.lease
                 )
             except StoreError as error:
@@ -269,16 +293,46 @@ class Worker:
                 self._log.error("renewal failed after a fault of the engine, trying again", **_where(fault))
                 continue
             for run_id, lease in held.items():
-                if run_id not in lost:
+                if run_id not in renewal.lost:
                     lease.renewed(asked_at)
                 elif (attempt := self._attempts.get(run_id)) is not None and attempt.lease is lease:
                     attempt.lose()
+            for run_id in renewal.stopped:
+                self._notice_stop(run_id)
+
+    async def _watch_leases(self) -> None:
+        """Break off what goes on beyond its lease: cut off from the database, or swallowing its cancellation.
+
+        Another worker may be running the same step by then.
+        """
+        while True:
+            await asyncio.sleep(self.options.lease.total_seconds() / _LOOKS_PER_LEASE)
+            for attempt in list(self._attempts.values()):
+                if not attempt.lease.holds:
+                    attempt.lose()
+            self._write_off(self.options.lease)
+
+    def _write_off(self, patience: timedelta) -> None:
+        """Give up on functions that swallow their cancellation: their leases lapse, and another attempt goes on."""
+        now = self._monotonic()
+        for attempt in [one for one in self._attempts.values() if one.overstays(now, patience)]:
+            self._log.error(
+                "a step does not end although it was cancelled, its lease will lapse", run=attempt.run.run_id
+            )
+            attempt.lose()
+            self._forget(attempt)
+
+    def _forget(self, attempt: Attempt) -> None:
+        if self._attempts.get(attempt.run.run_id) is attempt:
+            del self._attempts[attempt.run.run_id]
+
+    def _notice_stop(self, run_id: str) -> None:
+        if (attempt := self._attempts.get(run_id)) is not None:
+            attempt.notice_stop()
 
     # ---------------------------------------------------------------- draining
 
     async def _drain(self) -> None:
-        for attempt in list(self._attempts.values()):
-            attempt.drain()
         pending = set(self._tasks)
         if pending:
             self._log.info("worker draining", runs=len(pending))
@@ -289,7 +343,11 @@ class Worker:
                 await self._hurry.wait()
         for attempt in list(self._attempts.values()):
             attempt.interrupt()
-        await ended
+        while not ended.done():
+            await asyncio.wait({ended}, timeout=_LOOK_S)
+            self._write_off(self.options.drain_grace)
+            if not self._attempts:
+                break  # what is left swallows its cancellation; its lease lapses
 
     @contextlib.contextmanager
     def _signals(self) -> Any:
@@ -307,6 +365,6 @@ class Worker:
                 loop.remove_signal_handler(number)
 
 
-def _where(fault: Exception) -> dict[str, str]:
+def _where(fault: BaseException) -> dict[str, str]:
     """An unforeseen exception for the log: its type and place, never its text or variables, which may be a payload."""
     return {"error": type(fault).__name__, "where": "".join(traceback.format_tb(fault.__traceback__))}

@@ -13,8 +13,9 @@ import sys
 from pathlib import Path
 
 from sagas_store.schema import SCHEMA, SCHEMA_VERSION
+from sagas_store.states import HELD, SETTLED, TRANSITIONS, State
 
-__all__ = ["main", "rendered"]
+__all__ = ["main", "picture", "rendered", "with_picture"]
 
 
 def rendered() -> dict[str, str]:
@@ -35,25 +36,48 @@ def rendered() -> dict[str, str]:
     return files
 
 
+def picture() -> str:
+    """The states as a Mermaid diagram: solid arrows for a worker's moves, dotted ones for a person's."""
+    lines = ["```mermaid", "flowchart LR", "    start([start]) --> pending"]
+    for group, states in (("held", HELD), ("settled", SETTLED)):
+        lines += [f"    subgraph {group}", *(f"        {state}" for state in sorted(states)), "    end"]
+    groups = {"held": HELD, "settled": SETTLED}
+    for origin, targets in TRANSITIONS.items():
+        whole = {name for name, states in groups.items() if states <= targets}
+        single = {target for target in targets - {origin} if not any(target in groups[name] for name in whole)}
+        arrow = "-->" if origin is State.RUNNING else "-.->"
+        lines += [
+            f"    {origin} {arrow if target is not State.RUNNING else '-->'} {target}"
+            for target in sorted(whole | single)
+        ]
+    return "\n".join([*lines, "```"])
+
+
+def with_picture(page: str) -> str:
+    """The page with the picture between its marks renewed."""
+    before, begin, rest = page.partition("<!-- picture: begin -->\n")
+    _, end, after = rest.partition("<!-- picture: end -->")
+    return f"{before}{begin}\n{picture()}\n\n{end}{after}"
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Write or check the generated files; see the module docstring."""
     parser = argparse.ArgumentParser(prog="python -m sagas_store")
-    parser.add_argument("folder", type=Path)
     parser.add_argument("--check", action="store_true", help="compare only; exit 1 where a file is out of date")
     options = parser.parse_args(arguments)
+    page = Path("docs/stop.md")
+    wanted = {Path("schema", name): text for name, text in rendered().items()}
+    wanted[page] = with_picture(page.read_text())
     stale = False
-    for name, text in rendered().items():
-        path = options.folder / name
-        if options.check:
-            current = path.read_text() if path.exists() else ""
-            difference = list(
-                difflib.unified_diff(current.splitlines(), text.splitlines(), str(path), "code", lineterm="")
-            )
-            stale = stale or bool(difference)
-            sys.stderr.writelines(line + "\n" for line in difference)
-        else:
+    for path, text in wanted.items():
+        current = path.read_text() if path.exists() else ""
+        if not options.check:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text)
+            continue
+        difference = list(difflib.unified_diff(current.splitlines(), text.splitlines(), str(path), "code", lineterm=""))
+        stale = stale or bool(difference)
+        sys.stderr.writelines(line + "\n" for line in difference)
     return int(stale)
 
 

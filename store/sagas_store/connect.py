@@ -6,30 +6,39 @@ import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import timedelta
-from typing import Any
+from typing import Any, Final
 
 from pymongo import AsyncMongoClient
-from pymongo.errors import ConfigurationError, InvalidURI
+from pymongo.errors import InvalidName, PyMongoError
 
-from sagas_store.errors import StoreRefused
+from sagas_store.errors import NoConnection
 from sagas_store.store import MongoStore
 
 __all__ = ["connected"]
 
+_PATIENCE: Final = timedelta(seconds=5)
+"""A person waits for the answer."""
+
 
 @asynccontextmanager
-async def connected(uri: str | None = None, database: str | None = None) -> AsyncIterator[MongoStore]:
+async def connected(
+    uri: str | None = None, database: str | None = None, *, patience: timedelta = _PATIENCE
+) -> AsyncIterator[MongoStore]:
     """A store on `uri` (default: $SAGAS_MONGODB_URI) and `database` (default: $SAGAS_DATABASE, else `sagas`).
 
-    Raises StoreRefused when there is no usable connection string; its text is never repeated, it may hold a password.
+    Raises NoConnection where either cannot be used; a connection string is never repeated, it may hold a password.
     """
     uri = uri or os.environ.get("SAGAS_MONGODB_URI")
     if not uri:
-        raise StoreRefused("connect", "no connection string: pass --uri or set SAGAS_MONGODB_URI")
+        raise NoConnection("no connection string: pass --uri or set SAGAS_MONGODB_URI")
     try:
-        client: AsyncMongoClient[Any] = AsyncMongoClient(uri, serverSelectionTimeoutMS=5_000)
-    except (InvalidURI, ConfigurationError, ValueError) as error:
-        raise StoreRefused("connect", f"the connection string cannot be used: {type(error).__name__}") from None
+        client: AsyncMongoClient[Any] = AsyncMongoClient(uri)
+    except (PyMongoError, ValueError, OSError) as error:  # OSError: a file that it names cannot be read
+        raise NoConnection(f"the connection string cannot be used: {type(error).__name__}") from None
     async with client:
         name = database or os.environ.get("SAGAS_DATABASE") or "sagas"
-        yield MongoStore(client[name], patience=timedelta(seconds=10))
+        try:
+            found = client[name]
+        except InvalidName as error:
+            raise NoConnection(f"the database's name cannot be used: {error}") from None
+        yield MongoStore(found, patience=patience, reply=patience)

@@ -80,7 +80,9 @@ class Driver:
 
     async def begin(self, session: AsyncClientSession) -> None:
         """Start a transaction that reads a majority snapshot and commits to a majority."""
-        starting = session.start_transaction(read_concern=ReadConcern("snapshot"), write_concern=_DURABLE)
+        starting = session.start_transaction(
+            read_concern=ReadConcern("snapshot"), write_concern=_DURABLE, read_preference=ReadPreference.PRIMARY
+        )
         if not self.is_motor:
             await starting
 

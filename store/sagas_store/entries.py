@@ -6,9 +6,9 @@ error's details), which the store never looks into.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
+from typing import NamedTuple
 
 from sagas_store.states import State
 
@@ -38,8 +38,21 @@ class Kind(StrEnum):
     """The worker was told to drain and broke off the step in hand: no outcome is known, and no try is counted."""
     ROLLBACK_BEGUN = "rollback_begun"
     """From here on no path leads forward; `cause` and `step` say why and from where."""
+    STOP_REFUSED = "stop_refused"
+    """A stop came after the gate; `by`, `reason` and `asked_at` say whose it was. Written by the run's holder."""
+
+    RESUMED = "resumed"
+    """An operator (`by`, `reason`) let a held run go on: tries that were spent begin anew."""
+    VERDICT = "verdict"
+    """An operator said whether the pivot happened: a payload (the context) means yes, none means no."""
+    RETRIED_NOW = "retried_now"
+    """An operator cut a wait short."""
+
     TAKEN_OVER = "taken_over"
     """A later attempt begins; `taken_from` is the state it found the run in (`running`: the lease had lapsed)."""
+
+    UNKNOWN = "unknown"
+    """Never stored: an entry that this version cannot read, by a newer one or damaged. Its run is held."""
 
 
 class Cause(StrEnum):
@@ -50,8 +63,7 @@ class Cause(StrEnum):
     DEADLINE = "deadline"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
+class Entry(NamedTuple):
     """One entry of one run's journal. `(run_id, seq)` is its key, `token` the claim it was written under."""
 
     run_id: str
@@ -71,4 +83,10 @@ class Entry:
     in_doubt: bool = False
     cause: Cause | None = None
     taken_from: State | None = None
+    by: str | None = None
+    """Who asked, for what a person did."""
+    reason: bytes | None = None
+    """Why, in that person's words; as opaque as a payload."""
+    asked_at: datetime | None = None
+    """When a refused stop was asked."""
     payload: bytes | None = None

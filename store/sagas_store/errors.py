@@ -4,11 +4,14 @@
     └── StoreError
         ├── StoreUnavailable      the server did not answer in time: try again later, nothing is known to have happened
         ├── FenceLost             somebody else drives the run now: stop at once, write nothing more
+        ├── StopFirst             a stop was recorded that the holder does not know of: look at it first
+        ├── WrongState            the run is no longer in the state that the move starts from
         ├── RunExists             a run with this id is there already: compare it with what you meant to start
         ├── RecordTooLarge        more bytes than one document may hold: make the payload smaller
         ├── UnsafeServer          the server cannot keep the store's promises: change the server, the reason is named
         ├── SchemaMismatch        the database does not hold what this version expects: apply the schema
         ├── IllegalTransition     a bug: the state table has no such move
+        ├── NoConnection          the connection string or the database's name cannot be used: correct it
         └── StoreRefused          the server refused for good (no permission, a validator): read the message
 
 No message carries a payload, and none carries a connection string.
@@ -21,14 +24,17 @@ from collections.abc import Sequence
 __all__ = [
     "FenceLost",
     "IllegalTransition",
+    "NoConnection",
     "RecordTooLarge",
     "RunExists",
     "SagaError",
     "SchemaMismatch",
+    "StopFirst",
     "StoreError",
     "StoreRefused",
     "StoreUnavailable",
     "UnsafeServer",
+    "WrongState",
 ]
 
 
@@ -60,6 +66,23 @@ class FenceLost(StoreError):
         super().__init__(f"run {run_id}: {operation} refused, the run is no longer held under this claim")
         self.run_id = run_id
         self.operation = operation
+
+
+class StopFirst(StoreError):
+    """A stop was recorded on the run that its holder does not know of yet. Nothing was written: learn of it first."""
+
+    def __init__(self, run_id: str) -> None:
+        super().__init__(f"run {run_id}: a stop was recorded first")
+        self.run_id = run_id
+
+
+class WrongState(StoreError):
+    """The run was moved on by somebody else in between; nothing was written. `state` is where it stands now."""
+
+    def __init__(self, run_id: str, state: str) -> None:
+        super().__init__(f"run {run_id}: is {state} now; somebody else was quicker")
+        self.run_id = run_id
+        self.state = state
 
 
 class RunExists(StoreError):
@@ -103,6 +126,10 @@ class IllegalTransition(StoreError):
         super().__init__(f"no run goes from {origin} to {target}")
         self.origin = origin
         self.target = target
+
+
+class NoConnection(StoreError):
+    """What should lead to a database does not; no server was asked. Never repeats the connection string."""
 
 
 class StoreRefused(StoreError):

@@ -7,6 +7,7 @@ reached. What lasts longer surfaces as StoreUnavailable, and the caller knows no
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Awaitable, Callable
 from datetime import timedelta
 from typing import Final, TypeVar
@@ -15,6 +16,7 @@ import pymongo
 import tenacity
 from pymongo import errors
 
+from sagas_store.clock import monotonic
 from sagas_store.errors import StoreError, StoreRefused, StoreUnavailable
 
 __all__ = ["Patience", "describe", "is_aborted_transaction", "is_transient", "is_worth_committing_again"]
@@ -74,7 +76,7 @@ class Patience:
     def __init__(self, total: timedelta, reply: timedelta) -> None:
         """`total` bounds all tries of one operation together, `reply` bounds each of them."""
         self.total_s = total.total_seconds()
-        self.reply_s = reply.total_seconds()
+        self.reply_s = min(reply, total).total_seconds()
 
     async def call(
         self,
@@ -89,22 +91,25 @@ class Patience:
         when the server refused for good. Duplicate keys and documents over the limit pass through untouched: they are
         answers, and the caller knows what they mean.
         """
-
-        async def once() -> T:
-            # The driver's own deadline, sent to the server too: without it a silent network holds a reply for ever.
-            with pymongo.timeout(self.reply_s):
-                return await attempt()
-
+        begun = monotonic()
         try:
-            return await once()  # the ordinary case pays for no retry machinery
+            return await self.once(attempt)  # the ordinary case pays for no retry machinery
         except errors.PyMongoError as error:
             first = error
-        if not passes(first):
+        left_s = self.total_s - (monotonic() - begun)
+        if left_s <= 0 or not passes(first):
             raise self._named(operation, first) from first
         try:
-            return await self._again(once, passes)
+            with pymongo.timeout(left_s):  # each try ends with the whole, where that is nearer than a reply's limit
+                return await self._again(functools.partial(self.once, attempt), passes, left_s)
         except errors.PyMongoError as error:
             raise self._named(operation, error) from error
+
+    async def once(self, attempt: Callable[[], Awaitable[T]]) -> T:
+        """Await `attempt()` once, for no longer than one reply is waited for. Driver errors pass through."""
+        # The driver's own deadline, sent to the server too: without it a silent network holds a reply for ever.
+        with pymongo.timeout(self.reply_s):
+            return await attempt()
 
     async def transact(self, transaction: Callable[[], Awaitable[T]]) -> T:
         """Await a whole transaction, again when it was aborted by a passing fault, so that nothing of it happened.
@@ -112,17 +117,19 @@ class Patience:
         Other errors of whatever runs inside pass through as they are. Raises StoreUnavailable once patience is spent.
         """
         try:
-            return await self._again(transaction, is_aborted_transaction)
+            return await self._again(transaction, is_aborted_transaction, self.total_s)
         except errors.PyMongoError as error:
             if is_aborted_transaction(error):
                 raise StoreUnavailable("transaction", describe(error)) from error
             raise
 
-    async def _again(self, attempt: Callable[[], Awaitable[T]], passes: Callable[[BaseException], bool]) -> T:
+    async def _again(
+        self, attempt: Callable[[], Awaitable[T]], passes: Callable[[BaseException], bool], within_s: float
+    ) -> T:
         again = tenacity.AsyncRetrying(
             retry=tenacity.retry_if_exception(passes),
             wait=tenacity.wait_random_exponential(multiplier=0.02, max=1.0),
-            stop=tenacity.stop_after_delay(self.total_s),
+            stop=tenacity.stop_after_delay(within_s),
             reraise=True,
         )
         return await again(attempt)

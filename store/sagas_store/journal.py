@@ -13,16 +13,21 @@ from typing import Final
 from pymongo import errors
 from pymongo.asynchronous.client_session import AsyncClientSession
 
+from sagas_store.clock import EPOCH
+from sagas_store.commit import CommitLoop
 from sagas_store.drivers import Collection, Document
 from sagas_store.entries import Cause, Entry, Kind
-from sagas_store.errors import FenceLost, RecordTooLarge
+from sagas_store.errors import FenceLost, RecordTooLarge, StoreRefused
 from sagas_store.faults import Patience
+from sagas_store.inserts import Inserted, InsertTogether
 from sagas_store.states import State
 
 __all__ = ["JOURNAL_SPEC_NAME", "Journal"]
 
 JOURNAL_SPEC_NAME: Final = "journal"
 _SEQ_END: Final = 2**31 - 1
+_ENTRY_BYTES: Final = 512
+"""What an entry takes beside its payload, roughly; for bounding batches."""
 
 
 class Journal:
@@ -31,38 +36,58 @@ class Journal:
     def __init__(self, collection: Collection, patience: Patience) -> None:
         self._collection = collection
         self._patience = patience
+        self._appends: CommitLoop[Entry, None] = CommitLoop(
+            self._append_together, size_of=lambda entry: len(entry.payload or b"") + _ENTRY_BYTES
+        )
 
     async def append(self, entry: Entry) -> None:
-        """Make `entry` durable on a majority, once.
+        """Make `entry` durable on a majority, once; together with whatever other runs append at the same time.
 
         Safe to repeat: an entry found again under the same claim and number is the one whose reply was lost. Raises
         FenceLost when another claim has written that number, RecordTooLarge when the document cannot be stored.
         """
-        document = _to_document(entry)
+        await self._appends.submit(entry)
 
-        async def insert_or_find() -> bool:
-            try:
-                await self._collection.insert_one(document)
-            except errors.DuplicateKeyError:
-                return await self._is_ours(entry)
-            return True
-
-        try:
-            if await self._patience.call("append", insert_or_find):
-                return
-        except errors.DocumentTooLarge as error:
-            raise RecordTooLarge(entry.run_id, f"entry {entry.seq}") from error
-        raise FenceLost(entry.run_id, f"entry {entry.seq}")
+    async def _append_together(self, entries: Sequence[Entry]) -> Sequence[BaseException | None]:
+        """One unordered insert; each entry has its own fate."""
+        outcomes = await self._patience.call(
+            "append", InsertTogether(self._collection, [_to_document(e) for e in entries])
+        )
+        fates: list[BaseException | None] = []
+        for entry, outcome in zip(entries, outcomes, strict=True):
+            match outcome:
+                case Inserted.YES:
+                    fates.append(None)
+                case Inserted.TAKEN:
+                    fates.append(FenceLost(entry.run_id, f"entry {entry.seq}"))
+                case Inserted.TOO_LARGE:
+                    fates.append(RecordTooLarge(entry.run_id, f"entry {entry.seq}"))
+                case Inserted.REFUSED:
+                    fates.append(
+                        StoreRefused(f"append entry {entry.seq} of run {entry.run_id}", "it does not fit the schema")
+                    )
+        return fates
 
     async def append_in(self, session: AsyncClientSession, entry: Entry) -> None:
         """Write `entry` as part of the caller's transaction; it counts when, and only if, that commits.
 
         Driver errors pass through, so that the transaction can be repeated as a whole.
         """
-        try:
+
+        async def insert() -> None:
             await self._collection.insert_one(_to_document(entry), session=session)
+
+        try:
+            await self._patience.once(insert)
         except errors.DuplicateKeyError as error:
             raise FenceLost(entry.run_id, f"entry {entry.seq}") from error
+
+    async def last_seq_in(self, session: AsyncClientSession, run_id: str) -> int:
+        """The newest entry's number as the caller's transaction sees it; 0 when there is none."""
+        newest = await self._collection.find(
+            journal_filter([run_id]), {"_id": 1}, sort=[("_id", -1)], limit=1, session=session
+        ).to_list(None)
+        return int(newest[0]["_id"]["seq"]) if newest else 0
 
     async def find_own(self, entry: Entry) -> Entry | None:
         """The entry at `entry`'s place if it was written under the same claim, as a majority has it; else None."""
@@ -108,14 +133,6 @@ class Journal:
         found = await self._patience.call("read result", read)
         return bytes(found[0]["payload"]) if found else None
 
-    async def _is_ours(self, entry: Entry) -> bool:
-        # A majority read: our entry may stand on the primary alone and vanish with it. Not yet visible therefore
-        # means "ask again", and the retry inserts it anew should it have been rolled back.
-        found = await self._collection.find_one({"_id": _key(entry)}, {"token": 1})
-        if found is None:
-            raise errors.AutoReconnect("an entry with this number exists and is not yet on a majority")
-        return bool(found["token"] == entry.token)
-
 
 def journal_filter(run_ids: Iterable[str]) -> Document:
     """One range of `_id` per run: the primary key serves every read of the journal, so it is the only index."""
@@ -137,6 +154,9 @@ _OPTIONAL: Final = (
     ("due_at", "due_at"),
     ("cause", "cause"),
     ("taken_from", "taken_from"),
+    ("by", "by"),
+    ("reason", "reason"),
+    ("asked_at", "asked_at"),
     ("payload", "payload"),
 )
 
@@ -160,7 +180,17 @@ def _to_document(entry: Entry) -> Document:
 
 
 def _from_document(document: Document) -> Entry:
+    """The entry; of kind UNKNOWN where this version cannot read it, so that it harms no run but its own."""
+    try:
+        return _read(document)
+    except (KeyError, TypeError, ValueError):
+        key = document["_id"]
+        return Entry(run_id=key["run"], seq=key["seq"], kind=Kind.UNKNOWN, at=EPOCH, attempt=0, worker="", token="")
+
+
+def _read(document: Document) -> Entry:
     payload = document.get("payload")
+    reason = document.get("reason")
     cause, taken_from = document.get("cause"), document.get("taken_from")
     return Entry(
         run_id=document["_id"]["run"],
@@ -177,5 +207,8 @@ def _from_document(document: Document) -> Entry:
         in_doubt=document.get("in_doubt", False),
         cause=Cause(cause) if cause is not None else None,
         taken_from=State(taken_from) if taken_from is not None else None,
+        by=document.get("by"),
+        reason=bytes(reason) if reason is not None else None,
+        asked_at=document.get("asked_at"),
         payload=bytes(payload) if payload is not None else None,
     )

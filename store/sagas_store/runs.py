@@ -7,20 +7,35 @@ state table. All of them are safe to repeat after a lost reply.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import asyncio
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Final
 
-from pymongo import errors
+from bson import ObjectId
+from pymongo import UpdateMany, errors
 from pymongo.asynchronous.client_session import AsyncClientSession
 
+from sagas_store.commit import CommitLoop
 from sagas_store.drivers import Collection, Document
-from sagas_store.errors import FenceLost, RecordTooLarge, RunExists
+from sagas_store.errors import FenceLost, RecordTooLarge, RunExists, StopFirst, StoreError, StoreRefused
 from sagas_store.faults import Patience
-from sagas_store.states import Phase, State, check_move, origins_of
+from sagas_store.inserts import Inserted, InsertTogether
+from sagas_store.states import Decision, Phase, State, check_move, origins_of
 
-__all__ = ["RUNS_SPEC_NAME", "Claim", "Held", "NewRun", "RunPosition", "RunRecord", "Runs"]
+__all__ = [
+    "RUNS_SPEC_NAME",
+    "Claim",
+    "Held",
+    "NewRun",
+    "Renewal",
+    "RunFilter",
+    "RunPosition",
+    "RunRecord",
+    "Runs",
+    "Stop",
+]
 
 RUNS_SPEC_NAME: Final = "runs"
 _CLAIMABLE: Final = sorted(origins_of(State.RUNNING))
@@ -40,6 +55,11 @@ class NewRun:
     created_at: datetime
     due_at: datetime
     key: str | None = None
+    deadline: datetime | None = None
+    restarted_from: str | None = None
+    """The run that this one was started from anew."""
+    started_by: str | None = None
+    started_reason: bytes | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +83,16 @@ class Held:
     since: datetime
 
 
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """A person's stop, and what was decided of it at the moment of pressing."""
+
+    decision: Decision
+    by: str
+    reason: bytes
+    asked_at: datetime
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRecord:
     """A run as the database has it. Times are the server's, aware UTC."""
@@ -84,6 +114,33 @@ class RunRecord:
     held: Held | None
     input: bytes | None
     """None where the question did not ask for it."""
+    stop: Stop | None = None
+    deadline: datetime | None = None
+    overdue: bool = False
+    """The deadline passed after the gate; the run goes on."""
+    restarted_from: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Renewal:
+    """What a worker learns when it renews its leases."""
+
+    lost: frozenset[str]
+    """Runs that are no longer held under their token: stop working on those, write nothing."""
+    stopped: frozenset[str]
+    """Runs with a stop recorded, seen before or not."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunFilter:
+    """Which runs a list or a bulk verb means. The states are served by an index, the rest narrows what it finds."""
+
+    states: frozenset[State]
+    saga: str | None = None
+    key_prefix: str | None = None
+    created_before: datetime | None = None
+    stopped: bool | None = None
+    """Only runs with (or without) a stop recorded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,28 +151,51 @@ class RunPosition:
     run_id: str
 
 
+@dataclass(frozen=True, slots=True)
+class _Move:
+    """A write by a run's holder."""
+
+    run_id: str
+    token: str
+    operation: str
+    pipeline: tuple[Document, ...]
+    provided: Document
+    """What must hold beside the claim; where it does not although the claim does, a stop came first."""
+    becomes: State
+
+    @property
+    def group(self) -> str:
+        """The same for moves that can be one update of many."""
+        return repr((self.token, self.pipeline, self.provided))
+
+
+def _guard(alike: Sequence[_Move]) -> Document:
+    """The filter of an update of many runs under one claim token."""
+    return {
+        "_id": {"$in": [move.run_id for move in alike]},
+        "claim.token": alike[0].token,  # the fence: a claim made since has its own token
+        "state": State.RUNNING,  # pending under our token is our own park whose reply was lost
+        **alike[0].provided,
+    }
+
+
 class Runs:
     """Every question put to the runs collection."""
 
     def __init__(self, collection: Collection, patience: Patience) -> None:
         self._collection = collection
         self._patience = patience
+        self._starts: CommitLoop[NewRun, None] = CommitLoop(self._insert_together, size_of=lambda run: len(run.input))
+        self._moves: CommitLoop[_Move, None] = CommitLoop(self._move_together)
 
     # ---------------------------------------------------------------- starting
 
     async def insert(self, run: NewRun) -> None:
-        """Make a new run durable on a majority. Raises RunExists (also on a repeat whose first reply was lost)."""
-        document = _new_document(run)
+        """Make a new run durable on a majority, together with whatever others are started at the same time.
 
-        async def insert() -> None:
-            await self._collection.insert_one(document)
-
-        try:
-            await self._patience.call("start", insert)
-        except errors.DuplicateKeyError as error:
-            raise RunExists(run.run_id) from error
-        except errors.DocumentTooLarge as error:
-            raise RecordTooLarge(run.run_id, "start") from error
+        Raises RunExists, RecordTooLarge.
+        """
+        await self._starts.submit(run)
 
     async def insert_in(self, session: AsyncClientSession, run: NewRun) -> None:
         """Start `run` inside the caller's transaction. Raises RunExists, before the transaction is spoilt by it.
@@ -130,20 +210,28 @@ class Runs:
             raise RunExists(run.run_id) from error
 
     async def insert_many(self, runs: Sequence[NewRun]) -> set[str]:
-        """Make many new runs durable in one write; returns the ids that existed before."""
-        documents = [_new_document(run) for run in runs]
+        """Make many new runs durable in one write; returns the ids that existed before.
 
-        async def insert() -> set[str]:
-            try:
-                await self._collection.insert_many(documents, ordered=False)
-            except errors.BulkWriteError as error:
-                failed = error.details.get("writeErrors", [])
-                if error.details.get("writeConcernErrors") or any(one["code"] != 11000 for one in failed):
-                    raise
-                return {documents[one["index"]]["_id"] for one in failed}
-            return set()
+        Raises RecordTooLarge once the others are stored.
+        """
+        fates = await self._insert_together(runs, "start many")
+        existing = {run.run_id for run, fate in zip(runs, fates, strict=True) if isinstance(fate, RunExists)}
+        for fate in fates:
+            if fate is not None and not isinstance(fate, RunExists):
+                raise fate
+        return existing
 
-        return await self._patience.call("start many", insert)
+    async def _insert_together(self, runs: Sequence[NewRun], operation: str = "start") -> list[StoreError | None]:
+        outcomes = await self._patience.call(
+            operation, InsertTogether(self._collection, [_new_document(run) for run in runs])
+        )
+        fates: dict[Inserted, Callable[[str], StoreError | None]] = {
+            Inserted.YES: lambda _: None,
+            Inserted.TAKEN: RunExists,
+            Inserted.TOO_LARGE: lambda run_id: RecordTooLarge(run_id, "start"),
+            Inserted.REFUSED: lambda run_id: StoreRefused(f"start run {run_id}", "it does not fit the schema"),
+        }
+        return [fates[outcome](run.run_id) for run, outcome in zip(runs, outcomes, strict=True)]
 
     # ---------------------------------------------------------------- claiming
 
@@ -156,12 +244,16 @@ class Runs:
         candidates to another worker means looking for further ones, a few times. Leases end at server time + `lease`.
         """
         claimed: list[RunRecord] = []
+        if not definitions:
+            return claimed
         for _ in range(_CLAIM_ROUNDS):
             wanted = limit - len(claimed)
+            if wanted <= 0:  # the server takes a limit of 0 for no limit
+                break
             candidates = await self._due_ids(definitions, wanted)
             if candidates:
                 claimed += await self._stamp(candidates, token, worker, lease)
-            if len(candidates) < wanted or len(claimed) >= limit:
+            if len(candidates) < wanted:
                 break
         return claimed
 
@@ -190,7 +282,12 @@ class Runs:
                             "state": State.RUNNING,
                             "due_at": _from_now(lease),
                             "attempts": {"$add": ["$attempts", 1]},
-                            "claim": {"token": token, "worker": worker, "taken_from": "$state", "at": "$$NOW"},
+                            "claim": {
+                                "token": {"$literal": token},
+                                "worker": {"$literal": worker},
+                                "taken_from": "$state",
+                                "at": "$$NOW",
+                            },
                         }
                     }
                 ],
@@ -201,9 +298,10 @@ class Runs:
         await self._patience.call("claim", stamp)
 
         async def read_back() -> list[Document]:
-            return await self._collection.find(ours, sort=[("due_at", 1)]).to_list(None)
+            return await self._collection.find(ours).to_list(None)
 
-        return [_record(document) for document in await self._patience.call("read claimed runs", read_back)]
+        found = {one["_id"]: one for one in await self._patience.call("read claimed runs", read_back)}
+        return [_record(found[run_id]) for run_id in run_ids if run_id in found]
 
     async def next_due_at(self, definitions: Sequence[tuple[str, int]]) -> datetime | None:
         """When the next run of these definitions is due (it may be in the past), or None when none ever is."""
@@ -218,94 +316,144 @@ class Runs:
 
     # ---------------------------------------------------------------- holding
 
-    async def renew(self, held: dict[str, str], *, lease: timedelta) -> set[str]:
+    async def renew(self, held: dict[str, str], *, lease: timedelta) -> Renewal:
         """Push the end of every lease in `held` (run id -> token) to server time + `lease`, in one trip.
 
-        Returns the ids that are no longer held under their token: stop working on those, write nothing.
+        Tells in the same trip which runs are no longer held under their token, and which have a stop recorded.
         """
-        mine = {
-            "_id": {"$in": list(held)},
-            "claim.token": {"$in": sorted(set(held.values()))},
+        if not held:
+            return Renewal(frozenset(), frozenset())
+        batches: dict[str, list[str]] = {}
+        for run_id, token in held.items():
+            batches.setdefault(token, []).append(run_id)
+        mine: Document = {
+            "$or": [{"_id": {"$in": run_ids}, "claim.token": token} for token, run_ids in batches.items()],
             "state": State.RUNNING,
         }
 
         async def push() -> int:
-            done = await self._collection.update_many(mine, [{"$set": {"due_at": _from_now(lease)}}])
+            done = await self._collection.update_many(mine, [{"$set": {"due_at": _from_now(lease), **_OVERDUE}}])
             return done.matched_count
 
-        if await self._patience.call("renew", push) == len(held):
-            return set()
+        async def find_stopped() -> list[Document]:
+            return await self._collection.find({**mine, "stop": {"$exists": True}}, {"_id": 1}).to_list(None)
+
+        renewed, stopped = await asyncio.gather(
+            self._patience.call("renew", push), self._patience.call("read stops", find_stopped)
+        )
+        ids = frozenset(found["_id"] for found in stopped)
+        if renewed == len(held):
+            return Renewal(frozenset(), ids)
 
         async def read() -> list[Document]:
-            return await self._collection.find(mine, {"claim.token": 1}).to_list(None)
+            return await self._collection.find(mine, {"_id": 1}).to_list(None)
 
-        kept = {
-            found["_id"]
-            for found in await self._patience.call("read renewed", read)
-            if found["claim"]["token"] == held[found["_id"]]
-        }
-        return set(held) - kept
+        kept = {found["_id"] for found in await self._patience.call("read renewed", read)}
+        return Renewal(frozenset(held) - kept, ids)
 
     async def pass_gate(self, run: RunRecord) -> None:
-        """Record that the pivot may now begin. Raises FenceLost. Repeating keeps the first time."""
+        """Record that the pivot may now begin: from here on a stop is refused. Repeating keeps the first time.
+
+        Raises StopFirst when a stop was recorded, or the deadline has passed, before; FenceLost.
+        """
         since = {"$ifNull": ["$gate_passed_at", "$$NOW"]}
-        await self._as_holder(run, "pass the gate", {"gate_passed_at": since, "phase": Phase.PAST_GATE})
+        # Passed already by ourselves, the reply lost; or neither a stop nor the deadline stands in the way. A stop's
+        # own write asks the same question the other way round, and one document decides between them.
+        way_is_free = [
+            {"gate_passed_at": {"$exists": True}},
+            {"stop": {"$exists": False}, "deadline": {"$exists": False}},
+            {"stop": {"$exists": False}, "$expr": {"$gt": ["$deadline", "$$NOW"]}},
+        ]
+        await self._as_holder(
+            run, "pass the gate", {"gate_passed_at": since, "phase": Phase.PAST_GATE}, {"$or": way_is_free}
+        )
 
     async def show_rolling_back(self, run: RunRecord) -> None:
         """Show in lists that the run is rolling back; the journal says so already. Raises FenceLost."""
         await self._as_holder(run, "show rolling back", {"phase": Phase.ROLLING_BACK})
 
-    async def _as_holder(self, run: RunRecord, operation: str, changes: Document) -> None:
-        mine = {"_id": run.run_id, "claim.token": _claim_of(run).token, "state": State.RUNNING}
+    async def _as_holder(
+        self, run: RunRecord, operation: str, changes: Document, provided: Document | None = None
+    ) -> None:
+        move = _Move(
+            run.run_id, _claim_of(run).token, operation, ({"$set": changes},), provided or {}, becomes=State.RUNNING
+        )
+        await self._moves.submit(move)
 
-        async def write() -> bool:
-            return (await self._collection.update_one(mine, [{"$set": changes}])).matched_count == 1
-
-        if not await self._patience.call(operation, write):
-            raise FenceLost(run.run_id, operation)
+    async def _exists(self, filter_: Document) -> bool:
+        return await self._collection.find_one(filter_, {"_id": 1}) is not None
 
     # ---------------------------------------------------------------- letting go
 
-    async def park(self, run: RunRecord, *, wait: timedelta) -> None:
+    # Each of these fails with StopFirst when a stop was recorded that the holder does not know of: a stop must not be
+    # slept through by a parked run, nor overtaken by the settling of a run without a pivot, nor stay unanswered in the
+    # journal. `stop_known` says that the holder has seen it.
+
+    async def park(self, run: RunRecord, *, wait: timedelta, stop_known: bool = False) -> None:
         """Free the worker: the run is pending again, due at server time + `wait`. Zero hands it back at once."""
-        await self._let_go(run, State.PENDING, {"due_at": _from_now(wait)}, ())
+        await self._let_go(run, State.PENDING, {"due_at": _from_now(wait)}, (), stop_known=stop_known)
 
-    async def settle(self, run: RunRecord, state: State) -> None:
+    async def settle(self, run: RunRecord, state: State, *, stop_known: bool = False) -> None:
         """The end of the run. The journal must prove `state` before this is called."""
-        await self._let_go(run, state, {"settled_at": "$$NOW"}, ("due_at",))
+        await self._let_go(run, state, {"settled_at": "$$NOW"}, ("due_at",), stop_known=stop_known)
 
-    async def hold(self, run: RunRecord, state: State, reason: str) -> None:
+    async def hold(self, run: RunRecord, state: State, reason: str, *, stop_known: bool = False) -> None:
         """Put the run aside for an operator. `reason` is stored in the clear: no payload in it."""
         held = {"reason": {"$literal": reason}, "since": "$$NOW"}
-        await self._let_go(run, state, {"held": held}, ("due_at",))
+        await self._let_go(run, state, {"held": held}, ("due_at",), stop_known=stop_known)
 
-    async def _let_go(self, run: RunRecord, state: State, changes: Document, removed: Sequence[str]) -> None:
-        token = _claim_of(run).token
-        pipeline: list[Document] = [{"$set": {"state": state, **changes}}]
-        if removed:
-            pipeline.append({"$unset": list(removed)})
-
-        async def write() -> bool:
-            done = await self._collection.update_one(
-                {
-                    "_id": run.run_id,
-                    "claim.token": token,  # the fence: a claim made since has its own token
-                    # Ours only while running. Pending under our token is our own park whose reply was lost.
-                    "state": State.RUNNING,
-                },
-                pipeline,
-            )
-            if done.matched_count:
-                return True
-            # The token stays on the document, so a repeat whose first reply was lost recognises its own work.
-            return (
-                await self._collection.find_one({"_id": run.run_id, "claim.token": token, "state": state}, {"_id": 1})
-                is not None
-            )
-
+    async def _let_go(
+        self, run: RunRecord, state: State, changes: Document, removed: Sequence[str], *, stop_known: bool
+    ) -> None:
         check_move(State.RUNNING, state)
-        if not await self._patience.call(f"move to {state}", write):
-            raise FenceLost(run.run_id, f"move to {state}")
+        pipeline: tuple[Document, ...] = ({"$set": {"state": state, **_OVERDUE, **changes}},)
+        if removed:
+            pipeline += ({"$unset": list(removed)},)
+        unseen: Document = {} if stop_known else {"stop": {"$exists": False}}
+        move = _Move(run.run_id, _claim_of(run).token, f"move to {state}", pipeline, unseen, becomes=state)
+        await self._moves.submit(move)
+
+    # ---------------------------------------------------------------- a holder's writes, together
+
+    async def _move_together(self, moves: Sequence[_Move]) -> list[StoreError | None]:
+        """Moves that share a claim token and a change as one guarded update of many, all of them in one write.
+
+        Where fewer runs matched than were meant, each of those moves is made by itself, and so told its own fate.
+        """
+        groups: dict[str, list[_Move]] = {}
+        for move in moves:
+            groups.setdefault(move.group, []).append(move)
+        if len(moves) == 1:
+            return [await self._move_alone(moves[0])]
+
+        async def write() -> int:
+            done = await self._collection.bulk_write(
+                [UpdateMany(_guard(alike), list(alike[0].pipeline)) for alike in groups.values()], ordered=False
+            )
+            return done.matched_count
+
+        if await self._patience.call("move runs", write) == len(moves):
+            return [None] * len(moves)
+        return list(await asyncio.gather(*(self._move_alone(move) for move in moves)))
+
+    async def _move_alone(self, move: _Move) -> StoreError | None:
+        mine: Document = {"_id": move.run_id, "claim.token": move.token, "state": State.RUNNING}
+
+        async def write() -> StoreError | None:
+            done = await self._collection.update_one({**mine, **move.provided}, list(move.pipeline))
+            if done.matched_count:
+                return None
+            # The token stays on the document, so a move whose reply was lost is recognised by where it led.
+            if move.becomes is not State.RUNNING and await self._exists({**mine, "state": move.becomes}):
+                return None
+            if move.provided and await self._exists(mine):
+                return StopFirst(move.run_id)
+            return FenceLost(move.run_id, move.operation)
+
+        try:
+            return await self._patience.call(move.operation, write)
+        except StoreError as error:
+            return error
 
     # ---------------------------------------------------------------- reading
 
@@ -321,6 +469,11 @@ class Runs:
 
         return {found["_id"]: _record(found) for found in await self._patience.call("read runs", read)}
 
+    async def get_in(self, session: AsyncClientSession, run_id: str) -> RunRecord | None:
+        """The run as the caller's transaction sees it. Driver errors pass through, as for `insert_in`."""
+        found = await self._collection.find_one({"_id": run_id}, session=session)
+        return _record(found) if found is not None else None
+
     async def at_rest(self, run_ids: Sequence[str]) -> list[str]:
         """Which of these runs are held or settled: no worker moves them on."""
 
@@ -329,14 +482,12 @@ class Runs:
 
         return [found["_id"] for found in await self._patience.call("read states", read)]
 
-    async def page(
-        self, *, states: Iterable[State], saga: str | None, after: RunPosition | None, limit: int
-    ) -> list[RunRecord]:
-        """Runs in these states, newest first, from `after` on, without their inputs."""
+    async def page(self, chosen: RunFilter, *, after: RunPosition | None, limit: int) -> list[RunRecord]:
+        """The chosen runs, newest first, from `after` on, without their inputs."""
 
         async def read() -> list[Document]:
             return await self._collection.find(
-                page_filter(states, saga, after), {"input": 0}, sort=PAGE_ORDER, limit=limit
+                page_filter(chosen, after), {"input": 0}, sort=PAGE_ORDER, limit=limit
             ).to_list(None)
 
         return [_record(found) for found in await self._patience.call("list runs", read)]
@@ -373,14 +524,23 @@ def at_rest_filter(run_ids: Sequence[str]) -> Document:
 PAGE_ORDER: Final = [("created_at", -1), ("_id", -1)]
 
 
-def page_filter(states: Iterable[State], saga: str | None, after: RunPosition | None) -> Document:
-    """Runs in these states (a merge of one index range each), after a position."""
-    filter_: Document = {"state": {"$in": sorted(states)}}
-    if saga is not None:
-        filter_["saga"] = saga
+def page_filter(chosen: RunFilter, after: RunPosition | None = None) -> Document:
+    """The chosen runs (a merge of one index range per state), after a position."""
+    filter_: Document = {"state": {"$in": sorted(chosen.states)}}
+    if chosen.saga is not None:
+        filter_["saga"] = chosen.saga
+    if chosen.key_prefix is not None:
+        filter_["key"] = {"$gte": chosen.key_prefix, "$lt": chosen.key_prefix + "\U0010ffff"}
+    if chosen.stopped is not None:
+        filter_["stop"] = {"$exists": chosen.stopped}
+    created: Document = {}
+    if chosen.created_before is not None:
+        created["$lt"] = chosen.created_before
     if after is not None:
-        filter_["created_at"] = {"$lte": after.created_at}
+        created["$lte"] = after.created_at
         filter_["$or"] = [{"created_at": {"$lt": after.created_at}}, {"_id": {"$lt": after.run_id}}]
+    if created:
+        filter_["created_at"] = created
     return filter_
 
 
@@ -389,6 +549,24 @@ def page_filter(states: Iterable[State], saga: str | None, after: RunPosition | 
 
 def _from_now(wait: timedelta) -> Document:
     return {"$add": ["$$NOW", int(wait / timedelta(milliseconds=1))]}
+
+
+_OVERDUE: Final = {
+    "overdue": {
+        # Only where there is a deadline and the gate has been passed; otherwise the field is not written at all.
+        "$cond": [
+            {
+                "$and": [
+                    {"$ne": [{"$type": "$deadline"}, "missing"]},
+                    {"$ne": [{"$type": "$gate_passed_at"}, "missing"]},
+                ]
+            },
+            {"$lt": ["$deadline", "$$NOW"]},
+            "$$REMOVE",
+        ]
+    }
+}
+"""Every write by a holder also marks a run whose deadline has passed after the gate."""
 
 
 def _claim_of(run: RunRecord) -> Claim:
@@ -409,15 +587,19 @@ def _new_document(run: NewRun) -> Document:
         "created_at": run.created_at,
         "due_at": run.due_at,
         "input": run.input,
+        # Tells a run of ours whose reply was lost from one that somebody else has started under the same key.
+        "token": str(ObjectId()),
     }
-    if run.key is not None:
-        document["key"] = run.key
+    for name in ("key", "deadline", "restarted_from", "started_by", "started_reason"):
+        if (value := getattr(run, name)) is not None:
+            document[name] = value
     return document
 
 
 def _record(document: Document) -> RunRecord:
     claim: Any = document.get("claim")
     held: Any = document.get("held")
+    stop: Any = document.get("stop")
     payload = document.get("input")
     return RunRecord(
         run_id=document["_id"],
@@ -442,5 +624,9 @@ def _record(document: Document) -> RunRecord:
         if claim
         else None,
         held=Held(held["reason"], held["since"]) if held else None,
+        stop=Stop(Decision(stop["decision"]), stop["by"], bytes(stop["reason"]), stop["asked_at"]) if stop else None,
+        deadline=document.get("deadline"),
+        overdue=document.get("overdue", False),
+        restarted_from=document.get("restarted_from"),
         input=bytes(payload) if payload is not None else None,
     )

@@ -20,7 +20,7 @@ from sagas_store.errors import SchemaMismatch
 from sagas_store.faults import Patience
 from sagas_store.journal import JOURNAL_SPEC_NAME
 from sagas_store.runs import RUNS_SPEC_NAME
-from sagas_store.states import HELD, OPEN, SETTLED, Phase, State
+from sagas_store.states import HELD, OPEN, SETTLED, Decision, Phase, State
 
 __all__ = ["SCHEMA", "SCHEMA_VERSION", "CollectionSpec", "IndexSpec", "Schema"]
 
@@ -76,6 +76,7 @@ _RUN: Final = _closed(
         "version": {**_COUNT, "minimum": 1},
         "fingerprint": _STRING,
         "key": _STRING,
+        "token": _STRING,
         "input": _BYTES,
         "state": _words(State),
         "phase": _words(Phase),
@@ -89,6 +90,15 @@ _RUN: Final = _closed(
             {"token": _STRING, "worker": _STRING, "taken_from": _words(OPEN), "at": _DATE},
         ),
         "held": _closed(["reason", "since"], {"reason": _STRING, "since": _DATE}),
+        "stop": _closed(
+            ["decision", "by", "reason", "asked_at"],
+            {"decision": _words(Decision), "by": _STRING, "reason": _BYTES, "asked_at": _DATE},
+        ),
+        "deadline": _DATE,
+        "overdue": {"bsonType": "bool"},
+        "restarted_from": _STRING,
+        "started_by": _STRING,
+        "started_reason": _BYTES,
     },
 )
 
@@ -105,7 +115,14 @@ def _in(states: frozenset[State]) -> Document:
 # one without its reason, cannot be stored by anybody.
 _RUN_SHAPES: Final = [
     {"allOf": [_in(OPEN), _with("due_at", present=True), _with("settled_at", present=False)]},
-    {"allOf": [_in(HELD), _with("held", present=True), _with("due_at", present=False)]},
+    {
+        "allOf": [
+            _in(HELD),
+            _with("held", present=True),
+            _with("due_at", present=False),
+            _with("settled_at", present=False),
+        ]
+    },
     {"allOf": [_in(SETTLED), _with("settled_at", present=True), _with("due_at", present=False)]},
 ]
 
@@ -113,7 +130,7 @@ _ENTRY: Final = _closed(
     ["_id", "kind", "at", "attempt", "worker", "token"],
     {
         "_id": _closed(["run", "seq"], {"run": _STRING, "seq": {**_COUNT, "minimum": 1}}),
-        "kind": _words(Kind),
+        "kind": _words(set(Kind) - {Kind.UNKNOWN}),
         "at": _DATE,
         "attempt": {**_COUNT, "minimum": 1},
         "worker": _STRING,
@@ -125,6 +142,9 @@ _ENTRY: Final = _closed(
         "in_doubt": {"bsonType": "bool"},
         "cause": _words(Cause),
         "taken_from": _words(OPEN),
+        "by": _STRING,
+        "reason": _BYTES,
+        "asked_at": _DATE,
         "payload": _BYTES,
     },
 )
@@ -144,7 +164,12 @@ SCHEMA: Final = (
             IndexSpec(
                 name="list",
                 keys=(("state", 1), ("created_at", -1), ("_id", -1)),
-                serves=("page_of_states", "page_of_states_and_saga"),
+                serves=("page_of_states",),
+            ),
+            IndexSpec(
+                name="list_of_saga",
+                keys=(("saga", 1), ("state", 1), ("created_at", -1), ("_id", -1)),
+                serves=("page_of_states_and_saga",),
             ),
         ),
         primary_key_serves=("claim", "renew", "settle", "get", "at_rest"),
@@ -248,4 +273,9 @@ def _plain(index: Any) -> Document:
 
 
 def _definition(index: Any) -> tuple[Any, ...]:
-    return tuple(dict(index["key"]).items()), index.get("partialFilterExpression"), bool(index.get("unique"))
+    return (
+        tuple(dict(index["key"]).items()),
+        index.get("partialFilterExpression"),
+        index.get("collation"),
+        *(bool(index.get(flag)) for flag in ("unique", "sparse", "hidden")),
+    )

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from typing import Final
 
+from pymongo.errors import OperationFailure
+
 from sagas_store.drivers import Document, Driver
 from sagas_store.errors import UnsafeServer
 from sagas_store.faults import Patience
 
 __all__ = ["refuse_unsafe"]
 
+_UNAUTHORIZED: Final = 13
 _WIRE_6_0: Final = 17
 """MongoDB 6.0: `$$NOW` in an indexed `$expr`, and majority reads that cannot be switched off."""
 
@@ -39,7 +42,12 @@ async def refuse_unsafe(driver: Driver, patience: Patience) -> None:
 
 async def _refuse_volatile(driver: Driver, patience: Patience) -> None:
     async def status() -> Document:
-        return await driver.admin("serverStatus", repl=0, metrics=0, wiredTiger=0, tcmalloc=0)
+        try:
+            return await driver.admin("serverStatus", repl=0, metrics=0, wiredTiger=0, tcmalloc=0)
+        except OperationFailure as error:
+            if error.code != _UNAUTHORIZED:
+                raise
+            return {}  # `readWrite` is all that a store needs, and does not cover this question
 
     engine = (await patience.call("serverStatus", status)).get("storageEngine", {})
     if not engine.get("persistent", True):

@@ -11,7 +11,7 @@ from typing import Final
 
 from sagas_store.errors import IllegalTransition
 
-__all__ = ["HELD", "OPEN", "SETTLED", "TRANSITIONS", "Phase", "State", "check_move", "origins_of"]
+__all__ = ["HELD", "OPEN", "SETTLED", "TRANSITIONS", "Decision", "Phase", "State", "check_move", "origins_of"]
 
 
 class State(StrEnum):
@@ -60,6 +60,19 @@ class Phase(StrEnum):
     FORWARD = "forward"
     PAST_GATE = "past_gate"
     ROLLING_BACK = "rolling_back"
+
+
+class Decision(StrEnum):
+    """What became of a stop, decided once, in the write that recorded it."""
+
+    CANCELLED = "cancelled"
+    """Nothing had run yet; the run is settled as cancelled."""
+
+    WILL_BE_UNDONE = "will_be_undone"
+    """Recorded before the gate: no further step begins, and everything is undone."""
+
+    REFUSED = "refused"
+    """The gate had been passed: the run completes forward. Only if the pivot itself fails is everything undone."""
 
 
 _HELD = (State.QUARANTINED, State.IN_DOUBT, State.FORWARD_INCOMPLETE, State.COMPENSATION_FAILED, State.BROKEN)

@@ -14,6 +14,7 @@ from sagas_store.drivers import Document, Driver
 from sagas_store.entries import Entry
 from sagas_store.errors import FenceLost, StoreUnavailable
 from sagas_store.faults import Patience, is_worth_committing_again
+from sagas_store.interventions import Interventions
 from sagas_store.journal import JOURNAL_SPEC_NAME, Journal
 from sagas_store.runs import RUNS_SPEC_NAME, Runs
 from sagas_store.schema import Schema
@@ -38,14 +39,15 @@ class MongoStore:
         database: AsyncDatabase[Any] | AsyncIOMotorDatabase[Any],
         *,
         prefix: str = "sagas.",
-        patience: timedelta = timedelta(seconds=30),
+        patience: timedelta = timedelta(seconds=90),
         reply: timedelta = timedelta(seconds=10),
         monotonic: Monotonic = monotonic,
     ) -> None:
         """Take the database as it is; nothing is asked of the server yet.
 
         `prefix` begins the collections' names. `patience` bounds how long an operation that does not get through is
-        repeated, `reply` how long one answer of the server is waited for.
+        repeated, `reply` how long one answer of the server is waited for. The default patience outlasts the minute for
+        which the server keeps a dead worker's open transaction, which blocks the next entry of that run.
         """
         self._driver = Driver(database)
         self._patience = Patience(patience, reply)
@@ -53,8 +55,11 @@ class MongoStore:
         self.runs = Runs(runs, self._patience)
         self.journal = Journal(self._driver.collection(prefix + JOURNAL_SPEC_NAME), self._patience)
         self.schema = Schema(self._driver, prefix, self._patience)
+        self.interventions = Interventions(runs, self.runs, self.journal, self._patience, self.commit_together)
         self.hints = Hints(self._driver, runs)
         self.clock = ServerClock(monotonic)
+        self.database = database
+        """The application's own handle, as it was given."""
         self._ready = False
 
     async def ready(self) -> None:

@@ -23,7 +23,7 @@ _PAUSE_MAX_S: Final = 30.0
 
 
 class Hints:
-    """The two hints that the runs collection gives."""
+    """The hints that the runs collection gives."""
 
     def __init__(self, driver: Driver, runs: Collection) -> None:
         self._driver = driver
@@ -37,6 +37,14 @@ class Hints:
         started = {"operationType": "insert", "fullDocument.saga": {"$in": list(sagas)}}
         pipeline: list[Document] = [{"$match": {"$or": [started, becomes_pending]}}, {"$project": {"_id": 1}}]
         await self._listen(pipeline, lambda _: notice(), ready)
+
+    async def on_stop(self, notice: Callable[[str], None], ready: asyncio.Event | None = None) -> None:
+        """Call `notice(run_id)` whenever a stop is recorded on a run. Runs until cancelled."""
+        pipeline: list[Document] = [
+            {"$match": {"operationType": "update", "updateDescription.updatedFields.stop": {"$exists": True}}},
+            {"$project": {"_id": 1, "documentKey": 1}},
+        ]
+        await self._listen(pipeline, lambda event: notice(event["documentKey"]["_id"]), ready)
 
     async def on_rest(self, notice: Callable[[str], None], ready: asyncio.Event | None = None) -> None:
         """Call `notice(run_id)` whenever a run becomes held or settled. Runs until cancelled."""
@@ -58,11 +66,14 @@ class Hints:
                         ready.set()
                     while True:
                         event = await stream.try_next()
-                        pause = _PAUSE_S
                         if event is not None:
                             notice(event)
+                        elif not stream.alive:
+                            break  # ended for good, its collection dropped or renamed: it would answer None at once
+                        pause = _PAUSE_S
             except PyMongoError:
                 # The server fails over, the stream's place has left the oplog, or the user may not open one: polling
                 # goes on in each case, so there is nothing to tell anybody.
-                await asyncio.sleep(pause)
-                pause = min(2 * pause, _PAUSE_MAX_S)
+                pass
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, _PAUSE_MAX_S)

@@ -19,7 +19,6 @@ import secrets
 import traceback
 from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Iterable
-from dataclasses import replace
 from datetime import timedelta
 from typing import Any, Final
 
@@ -29,6 +28,7 @@ from sagas.errors import FenceLost, StoreUnavailable
 from sagas.lease import LeaseLapsed
 from sagas_store import MongoStore
 from sagas_store.states import State
+from tests.support.changing import replace
 from tests.support.crashing import Part, Plan, Process, Server, Shape, World, plans
 
 AT_ONCE: Final = 12

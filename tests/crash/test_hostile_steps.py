@@ -277,7 +277,7 @@ async def test_a_step_that_raises_a_signal_of_some_library_takes_no_other_run_wi
         worker.stop()
 
         async def draining() -> bool:
-            return all(attempt._draining.is_set() for attempt in worker._attempts.values())
+            return all(attempt._draining for attempt in worker._attempts.values())
 
         await eventually(draining, what="the worker drains")
         gate.opened.set()

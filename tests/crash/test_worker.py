@@ -404,7 +404,7 @@ async def test_a_worker_may_be_named_by_any_text(store: MongoStore) -> None:
 
 async def until_draining(worker: Worker) -> None:
     async def told() -> bool:
-        return all(attempt._draining.is_set() for attempt in worker._attempts.values())
+        return all(attempt._draining for attempt in worker._attempts.values())
 
     await eventually(told, what="the attempts are told to drain")
 

@@ -129,7 +129,9 @@ TROUBLES: Final = [
     Trouble("not the primary", {"errorCode": 10107, "errorLabels": ["RetryableWriteError"]}),
     Trouble("time is up", {"errorCode": 50}),
     Trouble("no reply", {"blockConnection": True, "blockTimeMS": 400}),
-    Trouble("no majority in time", {"writeConcernError": {"code": 64, "errmsg": "late"}}, of_writes_only=True, worst=True),
+    Trouble(
+        "no majority in time", {"writeConcernError": {"code": 64, "errmsg": "late"}}, of_writes_only=True, worst=True
+    ),
     Trouble("shutting down", {"writeConcernError": {"code": 91, "errmsg": "shutting down"}}, of_writes_only=True),
 ]
 DURATIONS: Final = {"once": 1, "thrice": 3, "for longer than patience": None}
@@ -264,9 +266,7 @@ class Routed:
 
 
 @asynccontextmanager
-async def stricken_store(
-    uri: str, healthy: Any, combination: Combination
-) -> AsyncIterator[tuple[MongoStore, Fault]]:
+async def stricken_store(uri: str, healthy: Any, combination: Combination) -> AsyncIterator[tuple[MongoStore, Fault]]:
     """A worker's store of which one question goes over a client that meets the trouble."""
     app_name = f"victim-{secrets.token_hex(4)}"
     async with AsyncMongoClient[Any](uri, appName=app_name, **LOOKS_AGAIN_SOON) as client:

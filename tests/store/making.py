@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any, Final, TypeVar
 
@@ -20,6 +19,7 @@ from sagas_store.entries import Entry, Kind
 from sagas_store.faults import Patience, is_transient
 from sagas_store.journal import Journal
 from sagas_store.runs import NewRun, RunRecord, Runs
+from tests.support.changing import replace
 
 __all__ = [
     "DEFINITIONS",
@@ -85,7 +85,9 @@ def new_run(store: MongoStore, *, due_in: timedelta = timedelta(0), **changes: A
     return replace(run, **changes)
 
 
-async def claim(store: MongoStore, *, token: str = "token-1", limit: int = 1, lease: timedelta = LEASE) -> list[RunRecord]:
+async def claim(
+    store: MongoStore, *, token: str = "token-1", limit: int = 1, lease: timedelta = LEASE
+) -> list[RunRecord]:
     """Claim due runs of `SAGA`."""
     return await store.runs.claim_due(DEFINITIONS, token=token, worker="worker-1", lease=lease, limit=limit)
 

@@ -309,9 +309,7 @@ async def test_a_limit_that_no_document_can_hold_is_refused(driver: str) -> None
 
 
 @pytest.mark.parametrize("commit", [True, False])
-async def test_a_start_joins_the_callers_transaction(
-    client: Client, database: Any, driver: str, commit: bool
-) -> None:
+async def test_a_start_joins_the_callers_transaction(client: Client, database: Any, driver: str, commit: bool) -> None:
     await database["shop"].insert_one({"_id": "before"})
     async with transaction(database, driver, commit=commit) as session:
         await database["shop"].insert_one({"_id": "order-1"}, session=session)
@@ -322,9 +320,7 @@ async def test_a_start_joins_the_callers_transaction(
     assert await count(database) == await database["shop"].count_documents({"_id": "order-1"}) == int(commit)
 
 
-async def test_a_run_that_exists_is_found_inside_a_transaction_too(
-    client: Client, database: Any, driver: str
-) -> None:
+async def test_a_run_that_exists_is_found_inside_a_transaction_too(client: Client, database: Any, driver: str) -> None:
     await client.start(ORDER, A, key="order-1")
     async with transaction(database, driver, commit=True) as session:
         assert not (await client.start(ORDER, A, key="order-1", session=session)).created
@@ -603,10 +599,10 @@ async def test_a_run_that_is_requeued_while_its_result_is_read_is_waited_for_on(
     async def then_requeued(run_ids: Any) -> list[str]:
         found = await at_rest(run_ids)
         if not requeued.is_set():
-            requeued.set()
             await database["sagas.runs"].update_one(
                 {"_id": run.run_id}, [{"$set": {"state": "pending", "due_at": "$$NOW"}}, {"$unset": "held"}]
             )
+            requeued.set()
         return found
 
     monkeypatch.setattr(store.runs, "at_rest", then_requeued)
@@ -663,9 +659,8 @@ async def test_a_waiter_with_the_drivers_own_timeout_does_not_leave_it_to_the_ot
         client_of(driver, mongo_uri, appName=name) as connection,
         Client(MongoStore(connection[database.name])) as shared,
     ):
-        with pymongo.timeout(1.5):
-            with pytest.raises(ResultTimeout):
-                await shared.run(ORDER, run_id=run.run_id).result(0.1)
+        with pymongo.timeout(1.5), pytest.raises(ResultTimeout):
+            await shared.run(ORDER, run_id=run.run_id).result(0.1)
         waiting = asyncio.create_task(shared.run(ORDER, run_id=run.run_id).result(8))
         deadline_passed = asyncio.get_running_loop().time() + 1.6
 
@@ -723,7 +718,9 @@ async def test_five_hundred_waiters_share_one_stream_and_one_poll(
         await waited_for(client, dict.fromkeys(ids, 1))
 
         def polls() -> list[set[str]]:
-            asked = [find["filter"] for find in commands.of("find") if find["filter"].get("due_at") == {"$exists": False}]
+            asked = [
+                find["filter"] for find in commands.of("find") if find["filter"].get("due_at") == {"$exists": False}
+            ]
             return [set(one["_id"]["$in"]) for one in asked if len(one["_id"]["$in"]) > 1]
 
         async def own_looks_done() -> bool:

@@ -6,7 +6,6 @@ import asyncio
 import secrets
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import replace
 from datetime import timedelta
 from typing import Any, cast
 
@@ -27,6 +26,7 @@ from sagas_store.journal import Journal
 from sagas_store.states import State
 from tests.conftest import DRIVERS
 from tests.store.making import Commands, ForgetfulNetwork, client_of, entry, transaction
+from tests.support.changing import replace
 from tests.support.failpoints import LOOKS_AGAIN_SOON, fail_point, look_again_at_once
 
 pytestmark = pytest.mark.parametrize("driver", DRIVERS)
@@ -282,7 +282,9 @@ async def test_a_body_without_an_entry_has_no_effect(store: MongoStore, make_vic
 
 
 @pytest.mark.parametrize(
-    "error", [RuntimeError("the body's own"), OperationFailure("the body's own", 8000), asyncio.CancelledError()], ids=repr
+    "error",
+    [RuntimeError("the body's own"), OperationFailure("the body's own", 8000), asyncio.CancelledError()],
+    ids=repr,
 )
 async def test_what_the_body_raises_undoes_its_effect_and_passes_through(
     store: MongoStore, make_victim: MakeVictim, error: BaseException

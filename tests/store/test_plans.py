@@ -19,7 +19,7 @@ from pymongo.database import Database
 
 from sagas_store import MongoStore
 from sagas_store.errors import FenceLost
-from sagas_store.runs import RunPosition
+from sagas_store.runs import RunFilter, RunPosition
 from sagas_store.schema import SCHEMA
 from sagas_store.states import HELD, OPEN, SETTLED, State
 from tests.store.making import LEASE, Commands, entry
@@ -35,7 +35,8 @@ JOURNALS: Final = 2_000
 ENTRIES: Final = 5
 NOW: Final = datetime(2026, 1, 2)
 
-ALL: Final = set(State)
+ALL: Final = frozenset(State)
+LONG_AGO: Final = NOW.astimezone() - timedelta(days=50)
 IDS: Final = [f"due-{number}" for number in range(64)]
 
 
@@ -114,9 +115,12 @@ async def append(store: MongoStore) -> None:
     await late(store.journal.append(entry("due-7", 3, token="late")))  # the number is taken: whose is it?
 
 
-def page(states: Any, saga: str | None = None, *, after: bool = False) -> Callable[[MongoStore], Awaitable[Any]]:
+def page(
+    states: frozenset[State], saga: str | None = None, *, after: bool = False, **narrower: Any
+) -> Callable[[MongoStore], Awaitable[Any]]:
     position = RunPosition(NOW.astimezone() - timedelta(days=40), "delayed-4000") if after else None
-    return lambda store: store.runs.page(states=states, saga=saga, after=position, limit=51)
+    chosen = RunFilter(states=states, saga=saga, **narrower)
+    return lambda store: store.runs.page(chosen, after=position, limit=51)
 
 
 CASES: Final = [
@@ -135,6 +139,9 @@ CASES: Final = [
     Case("page_of_states", page(ALL, after=True), 52 + 2 * len(ALL), "the next page"),
     Case("page_of_states", page(HELD), 2 * len(HELD), "of which there are none"),
     Case("page_of_states", page(OPEN), 51 + 2 * len(OPEN), "of two states"),
+    Case("page_of_states", page(ALL, created_before=LONG_AGO), 51 + 2 * len(ALL), "started before"),
+    Case("page_of_states", page(ALL, created_before=LONG_AGO, after=True), 52 + 2 * len(ALL), "before, the next page"),
+    Case("page_of_states", page(OPEN, stopped=False), 51 + 2 * len(OPEN), "without a stop"),
     Case("page_of_states_and_saga", page(ALL, "order"), 2 * (51 + 2 * len(ALL))),
     Case("page_of_states_and_saga", page(ALL, "order", after=True), 2 * (52 + 2 * len(ALL)), "the next page"),
     Case("page_of_states_and_saga", page(ALL, "rare"), 51 + 2 * len(ALL), "of which there is one run"),

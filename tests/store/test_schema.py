@@ -319,9 +319,7 @@ async def test_a_well_formed_entry_is_stored(store: MongoStore, database: Any) -
 
 
 async def test_the_committed_files_are_what_the_code_says(driver: str) -> None:
-    committed = {
-        str(path.relative_to(ROOT / "schema")): path.read_text() for path in (ROOT / "schema").rglob("*.json")
-    }
+    committed = {str(path.relative_to(ROOT / "schema")): path.read_text() for path in (ROOT / "schema").rglob("*.json")}
     assert committed == rendered()
 
 

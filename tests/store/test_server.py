@@ -13,7 +13,6 @@ import pytest
 from bson import SON
 from bson.raw_bson import RawBSONDocument
 from pymongo import AsyncMongoClient, MongoClient
-from pymongo.errors import AutoReconnect
 
 from sagas_store import MongoStore
 from sagas_store.embedded.guard import Guard
@@ -21,8 +20,7 @@ from sagas_store.embedded.mongod import find_mongod, mongod_command
 from sagas_store.embedded.node import Node, free_ports
 from sagas_store.entries import Entry
 from sagas_store.errors import StoreUnavailable, UnsafeServer
-from sagas_store.faults import Patience
-from sagas_store.runs import RunRecord
+from sagas_store.runs import RunFilter, RunRecord
 from sagas_store.states import State
 from tests.conftest import DRIVERS
 from tests.store.making import DEFINITIONS, LEASE, Commands, client_of, entry, new_run, started_and_claimed
@@ -134,36 +132,12 @@ async def test_a_server_that_does_not_answer_is_unavailable_once_patience_is_spe
         assert str(port) not in str(away.value), "no address in a message: it may come with a password"
 
 
-async def test_a_cancellation_that_the_driver_swallows_is_not_taken_for_a_passing_fault(driver: str) -> None:
-    # What was cancelled may come out of the driver as a lost connection. To try again then would be to ignore a timeout.
-    tries = []
-
-    async def swallows() -> None:
-        tries.append(asyncio.current_task())
-        try:
-            await asyncio.Event().wait()
-        except asyncio.CancelledError:
-            raise AutoReconnect("operation cancelled") from None
-
-    task = asyncio.create_task(Patience(timedelta(seconds=9), timedelta(seconds=9)).call("swallow", swallows))
-    await asyncio.sleep(0)
-    await asyncio.sleep(0)
-    task.cancel()
-    done, _ = await asyncio.wait([task], timeout=2)
-    task.cancel()
-    await asyncio.wait([task], timeout=2)
-    assert done
-    assert task.cancelled()
-    assert len(tries) == 1
-
-
 # --- clients ----------------------------------------------------------------------------------------------------------
 
 
 async def test_a_blocking_client_is_refused_before_it_can_stop_the_loop(mongo_uri: str, driver: str) -> None:
-    with MongoClient[dict[str, Any]](mongo_uri) as blocking:
-        with pytest.raises(TypeError, match="blocking MongoClient"):
-            MongoStore(blocking["test"])  # type: ignore[arg-type]
+    with MongoClient[dict[str, Any]](mongo_uri) as blocking, pytest.raises(TypeError, match="blocking MongoClient"):
+        MongoStore(blocking["test"])  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("wrong", [None, "mongodb://localhost", object()], ids=repr)
@@ -241,7 +215,7 @@ async def everything(store: MongoStore) -> None:
         await store.journal.append(entry(run.run_id, 1))
     await store.runs.get(run.run_id)
     await store.runs.at_rest([run.run_id])
-    await store.runs.page(states=set(State), saga=None, after=None, limit=5)
+    await store.runs.page(RunFilter(states=frozenset(State)), after=None, limit=5)
     await store.journal.load(run.run_id)
     await store.journal.last_context(run.run_id)
     await store.journal.find_own(entry(run.run_id, 1))

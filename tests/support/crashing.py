@@ -206,6 +206,7 @@ class Process:
             threads=world.server.threads,
             limits=Limits(),
             park_after=timedelta(seconds=2),
+            monotonic=monotonic,
         )
         self.attempt: Attempt | None = None
         self.last_token: str | None = None

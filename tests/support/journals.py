@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import functools
 import re
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, Self
 
@@ -40,6 +39,7 @@ from sagas.definition import Saga, Step
 from sagas.policy import Failure, RetryPolicy
 from sagas_store.entries import Cause, Entry, Kind
 from sagas_store.states import State
+from tests.support.changing import replace
 
 __all__ = ["DEFINITE", "LOST", "NOT_NOW", "START", "WAIT", "Context", "History", "go_on", "saga_of", "told", "words"]
 
@@ -192,10 +192,7 @@ class History:
         """A later attempt announces itself."""
         self.attempt += 1
         self._in_hand = None
-        # Found pending right after the attempt that wrote last, it was handed back by that. Where attempts without a
-        # trace lie between, how it was found tells of the last of them only.
-        handed_back = taken_from is State.PENDING and self.attempt == max(self.progress.last_attempt, 1) + 1
-        in_doubt = not handed_back and lost_in_doubt(self.saga, self.progress, self.facts)
+        in_doubt = lost_in_doubt(self.saga, self.progress, self.facts, attempt=self.attempt, taken_from=taken_from)
         return self.write(Kind.TAKEN_OVER, taken_from=taken_from, in_doubt=in_doubt)
 
     # ---------------------------------------------------------------- facts

@@ -17,7 +17,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import timedelta
 from enum import Enum, auto
 from typing import Any, Final
@@ -44,6 +44,7 @@ from sagas.definition import Fate, Saga, StepKind
 from sagas.errors import JournalMisfit
 from sagas_store.entries import Cause, Entry, Kind
 from sagas_store.states import State
+from tests.support.changing import replace
 from tests.support.journals import DEFINITE, LOST, NOT_NOW, START, Context, History, saga_of, told, words
 
 EXAMPLES: Final = int(os.environ.get("SAGAS_HYPOTHESIS_EXAMPLES", "300"))

@@ -8,7 +8,6 @@ ConnectionError, a TimeoutError) is retried, and may have happened.
 from __future__ import annotations
 
 from sagas import Saga, Step
-from sagas.identity import step_key
 
 from .orders import Order
 from .shop import Shop
@@ -32,7 +31,7 @@ async def release_stock(order: Order, step: Step[Shop]) -> None:
         step.idempotency_key,
         order=order.number,
         lines=order.lines,
-        reservation=order.reservation_id or _key_of_the_step(step),
+        reservation=order.reservation_id or step.step_key,
     )
 
 
@@ -49,7 +48,9 @@ async def authorise_payment(order: Order, step: Step[Shop]) -> Order:
 async def void_authorisation(order: Order, step: Step[Shop]) -> None:
     """Give the amount free, if it was set aside, and keep a late request from setting it aside again."""
     await step.resources.payment.void(
-        step.idempotency_key, order=order.number, authorisation=order.authorisation_id or _key_of_the_step(step)
+        step.idempotency_key,
+        order=order.number,
+        authorisation=order.authorisation_id or step.step_key,
     )
 
 
@@ -91,8 +92,3 @@ async def notify_customer(order: Order, step: Step[Shop]) -> Order:
         session=step.session,
     )
     return order
-
-
-def _key_of_the_step(step: Step[Shop]) -> str:
-    """The key that the step used whose compensation this is: all there is when its answer never arrived."""
-    return step_key(step.run_id, step.name)

@@ -1,0 +1,17 @@
+"""What the snippets of the docs share: a store on the server that the environment names, with its schema applied."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from sagas import MongoStore
+from sagas_store.connect import connected
+
+
+@asynccontextmanager
+async def new_store() -> AsyncIterator[MongoStore]:
+    """A store that is ready to use."""
+    async with connected() as store:
+        await store.schema.apply()
+        yield store

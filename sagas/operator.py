@@ -1,0 +1,291 @@
+"""The operator's verbs: move on what is held, cut a wait short, start again what was undone.
+
+Each names who and why, and journals it in the transaction that acts. Each looks at where the run stands, and refuses
+with the reason what would repeat an effect that was undone or cannot be undone. Of two who act at once, one is told
+that the other was quicker.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, Final, TypeVar
+
+from pydantic import BaseModel
+
+from sagas.clock import new_token
+from sagas.decide import Progress
+from sagas.definition import Saga
+from sagas.errors import InvalidInput, OperatorRefused, RunNotFound
+from sagas.identity import restart_id_of
+from sagas.payload import NotJournalable, dump_context
+from sagas.stopping import dump_reason
+from sagas_store import MongoStore
+from sagas_store.entries import Entry, Kind
+from sagas_store.errors import RunExists, WrongState
+from sagas_store.runs import NewRun, RunFilter, RunPosition, RunRecord
+from sagas_store.states import HELD, SETTLED, State
+
+__all__ = ["BulkResult", "Operator"]
+
+C = TypeVar("C", bound=BaseModel)
+
+_BATCH: Final = 100
+_BULK_MAX: Final = 100_000
+
+_RESUMABLE: Final = frozenset({State.FORWARD_INCOMPLETE, State.COMPENSATION_FAILED, State.BROKEN, State.FAILED})
+_RESTARTABLE: Final = frozenset({State.COMPENSATED, State.CANCELLED, State.TIMED_OUT})
+
+
+@dataclass(slots=True)
+class BulkResult:
+    """What a bulk verb did, or with a dry run would do."""
+
+    dry_run: bool
+    done: list[str] = field(default_factory=list)
+    """Ids of the runs that were moved on (dry run: that would be tried)."""
+    refused: dict[str, str] = field(default_factory=dict)
+    """Run id -> why not."""
+
+
+class Operator:
+    """Every verb takes `by` (who) and `reason` (why); both are journaled."""
+
+    def __init__(self, store: MongoStore) -> None:
+        self._store = store
+
+    async def resume(self, run_id: str, *, by: str, reason: str) -> None:
+        """Let a held run go on from its journal: spent tries begin anew, nothing that is done or undone is repeated.
+
+        For `forward_incomplete` (the step after the pivot is tried again), `compensation_failed` (only the unfinished
+        compensations run), `broken` (after a fix), and `failed` (the step of a plain durable function is tried again).
+        Raises OperatorRefused with the reason, RunNotFound.
+        """
+        run = await self._read(run_id)
+        if run.state is State.IN_DOUBT:
+            raise OperatorRefused(
+                run_id, run.state, "nobody knows whether its pivot happened; find out, and say so: verdict"
+            )
+        if run.state is State.QUARANTINED:
+            raise OperatorRefused(run_id, run.state, "its payload cannot be opened; bring the tenant's key back first")
+        if run.state not in _RESUMABLE:
+            raise OperatorRefused(run_id, run.state, _not_held(run))
+        await self._move_on(run, Kind.RESUMED, by, reason)
+
+    async def verdict(
+        self, saga: Saga[C], run_id: str, *, happened: bool, context: C | None = None, by: str, reason: str
+    ) -> None:
+        """Say whether the pivot of an `in_doubt` run happened. It cannot be taken back.
+
+        Happened: `context` is what the pivot would have returned, and the run goes forward from it. Not happened:
+        everything is undone. Raises OperatorRefused, RunNotFound, InvalidInput.
+        """
+        run = await self._read(run_id)
+        if run.state is not State.IN_DOUBT:
+            raise OperatorRefused(run_id, run.state, "a verdict is for runs whose pivot is in doubt")
+        if (run.saga, run.fingerprint) != (saga.name, saga.fingerprint):
+            raise InvalidInput(
+                "saga", f"run {run_id} is of {run.saga} [{run.fingerprint}], not of {saga.name} [{saga.fingerprint}]"
+            )
+        if happened != (context is not None):
+            raise InvalidInput("context", "give the pivot's context if it happened, and none if it did not")
+        payload = None
+        if context is not None:
+            try:
+                payload, _ = dump_context(saga.context, context)
+            except NotJournalable as error:
+                raise InvalidInput("context", str(error).replace("it returned", "is")) from None
+        progress = Progress.of(saga)
+        for entry in await self._store.journal.load(run_id):
+            progress = progress.after(entry)
+        await self._move_on(run, Kind.VERDICT, by, reason, step=saga.steps[progress.succeeded].name, payload=payload)
+
+    async def retry_now(self, run_id: str, *, by: str, reason: str) -> None:
+        """Cut the wait of a parked run short: it is due now. Raises OperatorRefused, RunNotFound."""
+        run = await self._read(run_id)
+        if run.state is not State.PENDING:
+            why = "it is under way already" if run.state is State.RUNNING else "it is not waiting for a retry"
+            raise OperatorRefused(run_id, run.state, why)
+        if run.attempts == 0:
+            raise OperatorRefused(
+                run_id, run.state, "it has not begun yet, so there is no wait for a retry to cut short"
+            )
+        await self._move_on(run, Kind.RETRIED_NOW, by, reason)
+
+    async def restart_as_new(self, run_id: str, *, by: str, reason: str) -> str:
+        """Start a new run with the input of one that was undone, and return its id; the new one names the old.
+
+        Once: asked again it returns the same new run (restart that one if it was undone too). Refused for runs that
+        completed or that still owe work, because it would repeat their effects.
+        """
+        _check_words(by, reason)
+        run = await self._read(run_id)
+        if run.state not in _RESTARTABLE:
+            raise OperatorRefused(run_id, run.state, _not_undone(run))
+        now = self._store.clock.now()
+        new_id = restart_id_of(run_id)
+        with contextlib.suppress(RunExists):  # restarted before
+            await self._store.runs.insert(
+                NewRun(
+                    run_id=new_id,
+                    saga=run.saga,
+                    version=run.version,
+                    fingerprint=run.fingerprint,
+                    input=run.input or b"",
+                    created_at=now,
+                    due_at=now,
+                    restarted_from=run_id,
+                    started_by=by,
+                    started_reason=dump_reason(reason),
+                )
+            )
+        return new_id
+
+    # ---------------------------------------------------------------- in bulk
+
+    async def resume_many(
+        self,
+        *,
+        by: str,
+        reason: str,
+        states: Iterable[State] = (State.FORWARD_INCOMPLETE, State.COMPENSATION_FAILED, State.BROKEN),
+        saga: str | None = None,
+        key_prefix: str | None = None,
+        started_before: datetime | None = None,
+        limit: int = _BULK_MAX,
+        dry_run: bool = False,
+    ) -> BulkResult:
+        """`resume` for every held run that fits, a hundred at a time; one that is refused stops none of the others."""
+        _check_words(by, reason)
+        chosen = RunFilter(
+            states=frozenset(states) & _RESUMABLE, saga=saga, key_prefix=key_prefix, created_before=started_before
+        )
+        verb = functools.partial(self.resume, by=by, reason=reason)
+        return await self._each(chosen, verb, limit=limit, dry_run=dry_run)
+
+    async def retry_now_many(
+        self,
+        *,
+        by: str,
+        reason: str,
+        saga: str | None = None,
+        key_prefix: str | None = None,
+        started_before: datetime | None = None,
+        limit: int = _BULK_MAX,
+        dry_run: bool = False,
+    ) -> BulkResult:
+        """`retry_now` for every parked run that fits."""
+        _check_words(by, reason)
+        chosen = RunFilter(
+            states=frozenset({State.PENDING}), saga=saga, key_prefix=key_prefix, created_before=started_before
+        )
+        verb = functools.partial(self.retry_now, by=by, reason=reason)
+        return await self._each(chosen, verb, limit=limit, dry_run=dry_run)
+
+    async def restart_many(
+        self,
+        *,
+        by: str,
+        reason: str,
+        states: Iterable[State] = _RESTARTABLE,
+        saga: str | None = None,
+        key_prefix: str | None = None,
+        started_before: datetime | None = None,
+        limit: int = _BULK_MAX,
+        dry_run: bool = False,
+    ) -> BulkResult:
+        """`restart_as_new` for every undone run that fits. Those restarted before are not started again."""
+        _check_words(by, reason)
+        chosen = RunFilter(
+            states=frozenset(states) & _RESTARTABLE, saga=saga, key_prefix=key_prefix, created_before=started_before
+        )
+        verb = functools.partial(self.restart_as_new, by=by, reason=reason)
+        return await self._each(chosen, verb, limit=limit, dry_run=dry_run)
+
+    async def _each(
+        self,
+        chosen: RunFilter,
+        verb: Callable[[str], Awaitable[object]],
+        *,
+        limit: int,
+        dry_run: bool,
+    ) -> BulkResult:
+        await self._store.ready()
+        result = BulkResult(dry_run)
+        async for run_id in every(self._store, chosen, limit):
+            if not dry_run:
+                try:
+                    await verb(run_id)
+                except OperatorRefused as refused:
+                    result.refused[run_id] = refused.why
+                    continue
+            result.done.append(run_id)
+        return result
+
+    # ---------------------------------------------------------------- shared
+
+    async def _read(self, run_id: str) -> RunRecord:
+        await self._store.ready()
+        if (run := await self._store.runs.get(run_id)) is None:
+            raise RunNotFound(run_id)
+        return run
+
+    async def _move_on(self, run: RunRecord, kind: Kind, by: str, reason: str, **more: Any) -> None:
+        _check_words(by, reason)
+        entry = Entry(
+            run_id=run.run_id,
+            seq=1,  # the store takes the next free one
+            kind=kind,
+            at=self._store.clock.now(),
+            attempt=run.attempts,
+            worker="operator",
+            token=new_token(),
+            by=by,
+            reason=dump_reason(reason),
+            **more,
+        )
+        try:
+            await self._store.interventions.move_on(run, entry)
+        except WrongState as moved:
+            raise OperatorRefused(
+                run.run_id, State(moved.state), "somebody else was quicker; look at it again"
+            ) from moved
+
+
+async def every(store: MongoStore, chosen: RunFilter, limit: int) -> AsyncIterator[str]:
+    """The ids of the chosen runs, newest first, at most `limit`, read in batches. Runs may move meanwhile."""
+    after: RunPosition | None = None
+    left = limit
+    while left > 0:
+        page = await store.runs.page(chosen, after=after, limit=min(_BATCH, left))
+        for run in page:
+            yield run.run_id
+        if len(page) < _BATCH:
+            return
+        left -= len(page)
+        after = RunPosition(page[-1].created_at, page[-1].run_id)
+
+
+def _check_words(by: str, reason: str) -> None:
+    for name, value in (("by", by), ("reason", reason)):
+        if not isinstance(value, str) or not value.strip():
+            raise InvalidInput(name, "must be a text that says " + ("who asks" if name == "by" else "why"))
+
+
+def _not_held(run: RunRecord) -> str:
+    if run.state in SETTLED:
+        return "it has ended; what was undone can only be started anew: restart_as_new"
+    return "it is not held; a worker moves it on"
+
+
+def _not_undone(run: RunRecord) -> str:
+    if run.state is State.COMPLETED:
+        return "it completed: a new run would do everything again; start one under its own key if you mean it"
+    if run.state is State.FAILED:
+        return "nothing of it was undone: a new run would repeat its effects; resume it"
+    if run.state in HELD:
+        return "it still owes work; move it on first"
+    return "it has not ended yet"
