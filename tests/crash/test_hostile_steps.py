@@ -187,7 +187,7 @@ RAISES: dict[str, tuple[Callable[[], BaseException], int]] = {
     "what cannot be printed": (Unprintable, 1),
     "50 MB of text": (lambda: ValueError("x" * 50_000_000), 1),
     "a group": (lambda: ExceptionGroup("two", [ValueError("a"), TimeoutError("b")]), 1),
-    "Retryable in 5, a number": (lambda: Retryable("later", retry_after=0.001), 2),  # type: ignore[arg-type]
+    "Retryable in 5, a number": (lambda: Retryable("later", retry_after=0.001), 2),
     "Retryable in the past": (lambda: Retryable("later", retry_after=timedelta(days=-1)), 2),
 }
 

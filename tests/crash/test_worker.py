@@ -18,7 +18,7 @@ from sagas.identity import compensation_key, step_key
 from sagas_store import MongoStore
 from sagas_store.entries import Entry, Kind
 from sagas_store.errors import StoreUnavailable
-from sagas_store.runs import RunRecord
+from sagas_store.runs import Renewal, RunRecord
 from sagas_store.states import State
 from tests.support.crashing import EFFECTS, Gate, Order, Part, Plan, Server, Shape, World, working
 from tests.support.waiting import eventually
@@ -89,7 +89,7 @@ class Renewals:
         self._renew = store.runs.renew
         monkeypatch.setattr(store.runs, "renew", self.renew)
 
-    async def renew(self, held: dict[str, str], *, lease: timedelta) -> set[str]:
+    async def renew(self, held: dict[str, str], *, lease: timedelta) -> Renewal:
         self.sent.append(dict(held))
         try:
             if self.broken:

@@ -331,8 +331,14 @@ def unreachable() -> Iterator[tuple[subprocess.Popen[str], list[float]]]:
         text=True,
         env=ENVIRONMENT,
     )
-    begun, took = time.monotonic(), []
-    watching = threading.Thread(target=lambda: (process.wait(), took.append(time.monotonic() - begun)))
+    begun = time.monotonic()
+    took: list[float] = []
+
+    def watch() -> None:
+        process.wait()
+        took.append(time.monotonic() - begun)
+
+    watching = threading.Thread(target=watch)
     watching.start()
     yield process, took
     process.kill()

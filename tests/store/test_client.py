@@ -134,6 +134,11 @@ async def test_the_same_key_with_another_input_is_a_conflict_and_the_stored_one_
     assert await stored(database, first.run_id) == before
 
 
+def made_by_hand(number: Any) -> Order:
+    """A context that no validation has seen."""
+    return Order.model_construct(number=number)
+
+
 @pytest.mark.parametrize(
     "spelling",
     [

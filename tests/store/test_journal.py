@@ -350,7 +350,7 @@ async def test_a_write_conflict_in_the_body_runs_it_again(store: MongoStore, mak
     assert await store.journal.load(RUN) == [entry(RUN, 1)]
 
 
-TRANSIENT = {"errorCode": 112, "errorLabels": ["TransientTransactionError"]}
+TRANSIENT: dict[str, Any] = {"errorCode": 112, "errorLabels": ["TransientTransactionError"]}
 
 
 @pytest.mark.parametrize(
@@ -431,7 +431,7 @@ async def test_a_commit_that_happened_and_stays_unknown_is_settled_by_reading_th
     store: MongoStore, make_victim: MakeVictim, admin: AsyncMongoClient[Any]
 ) -> None:
     victim = await make_victim(timedelta(milliseconds=100))
-    happened = {"writeConcernError": {"code": 64, "errmsg": "no majority in time"}}
+    happened: dict[str, Any] = {"writeConcernError": {"code": 64, "errmsg": "no majority in time"}}
     async with fail_point(admin, ["commitTransaction"], with_app_name=victim.app_name, **happened) as point:
         assert await victim.commit() == entry(RUN, 1)
     assert point.hits >= 2

@@ -45,10 +45,11 @@ def documents() -> Iterator[dict[str, Any]]:
     common = {"version": 1, "fingerprint": "a:c", "phase": "forward", "attempts": 0, "input": b"\x01" + b"x" * 100}
     states = sorted(SETTLED)
     for number in range(MANY):
-        made = {"saga": SAGAS[number % 2], "created_at": NOW - timedelta(seconds=number * 77), **common}
+        created_at = NOW - timedelta(seconds=number * 77)
+        made = {"saga": SAGAS[number % 2], "created_at": created_at, **common}
         in_the_future = datetime(2099, 1, 1) + timedelta(seconds=number)
         yield {"_id": f"delayed-{number}", "state": "pending", "due_at": in_the_future, **made}
-        settled_at = made["created_at"] + timedelta(seconds=1)
+        settled_at = created_at + timedelta(seconds=1)
         yield {"_id": f"settled-{number}", "state": str(states[number % 5]), "settled_at": settled_at, **made}
     for number in range(2 * DUE):
         made = {"saga": SAGAS[number % 2], "created_at": NOW - timedelta(days=number), **common}

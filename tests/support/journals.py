@@ -24,6 +24,7 @@ from sagas.decide import (
     BeginRollback,
     Facts,
     Hold,
+    NoteRefusal,
     PassGate,
     Perform,
     Progress,
@@ -278,6 +279,8 @@ def words(action: Action, now: datetime) -> str:
             return f"pass the gate to {step.name}"
         case Refuse(step):
             return f"refuse {step.name}"
+        case NoteRefusal():
+            return "note that a stop was refused"
         case BeginRollback(Cause.STEP_FAILED, step_name):
             return f"turn back: {step_name} failed"
         case BeginRollback(cause, step_name):

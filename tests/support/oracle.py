@@ -47,7 +47,9 @@ _COUNTED: Final = {  # failed tries, which the policy bounds
 }
 
 
-_FINAL: Final = {Kind.STEP_FAILED, Kind.COMPENSATION_SUCCEEDED, Kind.COMPENSATION_FAILED}
+_BY_PERSONS: Final = {Kind.RESUMED, Kind.VERDICT, Kind.RETRIED_NOW}
+_SPENT: Final = {Kind.STEP_FAILED, Kind.COMPENSATION_FAILED}
+_FINAL: Final = {*_SPENT, Kind.COMPENSATION_SUCCEEDED}
 
 
 class InvariantBroken(AssertionError):
@@ -115,6 +117,8 @@ class Oracle:
     ) -> None:
         self.run = run
         self.journal = journal
+        self.written = [entry for entry in journal if entry.kind not in _BY_PERSONS]
+        """What workers wrote. An operator's entries are of no attempt of theirs."""
         self.ledger = ledger
         self.suspended = suspended
         self.steps: dict[str, StepDefinition[Any]] = {step.name: step for step in saga.steps}
@@ -144,6 +148,7 @@ class Oracle:
             self.no_way_forward(),
             self.compensations(),
             self.undone_ends(),
+            self.failed_end(),
             self.completed_end(),
             self.held_ends(),
         ]
@@ -180,14 +185,14 @@ class Oracle:
         found = [entry.seq for entry in self.journal]
         if found != list(range(1, len(found) + 1)):
             yield f"The journal's numbers have gaps or repeats: {found}."
-        for before, after in itertools.pairwise(self.journal):
+        for before, after in itertools.pairwise(self.written):
             if after.attempt < before.attempt:
                 yield f"Entry {after.seq} is of attempt {after.attempt}, the one before it of {before.attempt}."
 
     def takeovers(self) -> Iterator[str]:
         """Every attempt but the first announces itself before it writes anything else, once."""
         previous = 0
-        for entry in self.journal:
+        for entry in self.written:
             begins, previous = entry.attempt != previous, entry.attempt
             if begins and entry.attempt > 1 and entry.kind is not Kind.TAKEN_OVER:
                 yield f"Attempt {entry.attempt} began with {entry.kind} (entry {entry.seq}), not with its takeover."
@@ -199,7 +204,7 @@ class Oracle:
     def owners(self) -> Iterator[str]:
         """One claim per attempt, and nobody the run does not know."""
         owner: dict[int, tuple[str, str]] = {}
-        for entry in self.journal:
+        for entry in self.written:
             if owner.setdefault(entry.attempt, (entry.token, entry.worker)) != (entry.token, entry.worker):
                 yield f"Attempt {entry.attempt} was written by two claims (entry {entry.seq})."
         tokens = [token for token, _ in owner.values()]
@@ -231,6 +236,8 @@ class Oracle:
         """No outcome after a final one, and no call after a journaled success."""
         ended: dict[tuple[Activity, str | None], Entry] = {}
         for entry in self.journal:
+            if entry.kind is Kind.RESUMED:  # what was spent begins anew
+                ended = {what: end for what, end in ended.items() if end.kind not in _SPENT}
             activity = next((activity for activity, kinds in _OUTCOMES.items() if entry.kind in kinds), None)
             if activity is None:
                 continue
@@ -257,7 +264,8 @@ class Oracle:
                 }[activity]
                 failed = sum(entry.kind in _COUNTED[activity] for entry in entries)
                 bound = part.retry.max_attempts if part is not None else 0
-                if activity is not Activity.PROBE and bound is not None and failed > bound:
+                resumed = sum(entry.kind is Kind.RESUMED for entry in self.journal)
+                if activity is not Activity.PROBE and bound is not None and failed > bound * (1 + resumed):
                     yield f"{activity} {name} failed {failed} times, its policy allows {bound}."
                 calls = [call for call in self.ledger if call.activity is activity and call.step == name]
                 if self.suspended:
@@ -361,16 +369,23 @@ class Oracle:
     def undone_ends(self) -> Iterator[str]:
         """Undone is claimed only where every effect is: by the journal and by the participants."""
         state = self.run.state
-        if state not in UNDONE | {State.FAILED}:
+        if state not in UNDONE:
             return
-        if self.rollback is None:
+        if self.rollback is None and self.journal:  # a stop may find that nothing has run
             yield f"The run is {state} and no rollback was journaled."
         yield from (f"The run is {state} and the effect of {name} stands." for name in self._owed())
         for name, step in self.steps.items():
             if step.undo is not None and name in self.successes and name not in self.undone:
                 yield f"The run is {state}, {name} succeeded and its compensation is not journaled."
-        if state is State.FAILED and not self.plain:
+
+    def failed_end(self) -> Iterator[str]:
+        """Failed is a plain durable function that raised for good: nothing turned back, as nothing can be undone."""
+        if self.run.state is not State.FAILED:
+            return
+        if not self.plain:
             yield "The run is failed, which only a plain durable function may be."
+        if not any(entry.kind is Kind.STEP_FAILED for entry in self.journal):
+            yield "The run is failed and no step is journaled as failed."
 
     def completed_end(self) -> Iterator[str]:
         if self.run.state is not State.COMPLETED:
@@ -442,7 +457,8 @@ class Oracle:
 
 
 def _is_success(entry: Entry) -> bool:
-    return entry.kind is Kind.STEP_SUCCEEDED or (entry.kind is Kind.PROBE_SUCCEEDED and entry.payload is not None)
+    said_so = entry.kind in (Kind.PROBE_SUCCEEDED, Kind.VERDICT) and entry.payload is not None
+    return entry.kind is Kind.STEP_SUCCEEDED or said_so
 
 
 def _story(run: RunRecord, journal: Sequence[Entry], ledger: Sequence[Call]) -> Iterator[str]:
