@@ -7,7 +7,7 @@ import secrets
 from collections import Counter
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta, timezone
-from typing import Any
+from typing import Any, cast
 
 import pymongo
 import pytest
@@ -136,7 +136,8 @@ async def test_the_same_key_with_another_input_is_a_conflict_and_the_stored_one_
 
 def made_by_hand(number: Any) -> Order:
     """A context that no validation has seen."""
-    return Order.model_construct(number=number)
+    made: Order = cast("Any", Order).model_construct(number=number)
+    return made
 
 
 @pytest.mark.parametrize(
@@ -233,7 +234,7 @@ async def test_an_argument_that_is_wrong_is_named_and_nothing_is_stored(client: 
         ("context", {"context": Circle()}),
         ("context", {"context": Order(number="\ud800")}),
         ("context", {"context": Order(number="a", weights={"x": float("nan")})}),
-        ("context", {"context": Order.model_construct(number=7)}),
+        ("context", {"context": made_by_hand(7)}),
         ("key", {"key": ""}),
         ("key", {"key": "x" * 513}),
         ("key", {"key": 7}),
