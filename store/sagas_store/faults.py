@@ -19,7 +19,14 @@ from pymongo import errors
 from sagas_store.clock import monotonic
 from sagas_store.errors import StoreError, StoreRefused, StoreUnavailable
 
-__all__ = ["Patience", "describe", "is_aborted_transaction", "is_transient", "is_worth_committing_again"]
+__all__ = [
+    "AbortedTransaction",
+    "Patience",
+    "describe",
+    "is_aborted_transaction",
+    "is_transient",
+    "is_worth_committing_again",
+]
 
 T = TypeVar("T")
 
@@ -54,9 +61,18 @@ def is_transient(error: BaseException) -> bool:
     return isinstance(error, errors.OperationFailure) and error.code in _TRANSIENT_CODES
 
 
+class AbortedTransaction(errors.PyMongoError):
+    """An operation of ours inside a transaction did not get through, so the transaction is given up before its commit.
+
+    The server labels most such faults itself; time limits, for one, it does not.
+    """
+
+
 def is_aborted_transaction(error: BaseException) -> bool:
     """Whether the server (or the driver for it) says that nothing of the transaction has happened."""
-    return isinstance(error, errors.PyMongoError) and error.has_error_label("TransientTransactionError")
+    return isinstance(error, AbortedTransaction) or (
+        isinstance(error, errors.PyMongoError) and error.has_error_label("TransientTransactionError")
+    )
 
 
 def is_worth_committing_again(error: BaseException) -> bool:
@@ -110,6 +126,15 @@ class Patience:
         # The driver's own deadline, sent to the server too: without it a silent network holds a reply for ever.
         with pymongo.timeout(self.reply_s):
             return await attempt()
+
+    async def once_in_transaction(self, attempt: Callable[[], Awaitable[T]]) -> T:
+        """Await an operation of the store's own inside a transaction. Raises AbortedTransaction on a passing fault."""
+        try:
+            return await self.once(attempt)
+        except errors.PyMongoError as error:
+            if is_transient(error) and not is_aborted_transaction(error):
+                raise AbortedTransaction(describe(error)) from error
+            raise
 
     async def transact(self, transaction: Callable[[], Awaitable[T]]) -> T:
         """Await a whole transaction, again when it was aborted by a passing fault, so that nothing of it happened.

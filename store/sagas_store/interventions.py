@@ -111,8 +111,10 @@ class Interventions:
         ]
 
         async def body(session: AsyncClientSession) -> Entry | None:
-            done = await self._collection.update_one(unchanged, pipeline, session=session)
-            if done.matched_count == 0:
+            async def move() -> bool:
+                return (await self._collection.update_one(unchanged, pipeline, session=session)).matched_count == 1
+
+            if not await self._patience.once_in_transaction(move):
                 return None
             return entry._replace(seq=await self._journal.last_seq_in(session, run.run_id) + 1)
 

@@ -78,15 +78,19 @@ class Journal:
             await self._collection.insert_one(_to_document(entry), session=session)
 
         try:
-            await self._patience.once(insert)
+            await self._patience.once_in_transaction(insert)
         except errors.DuplicateKeyError as error:
             raise FenceLost(entry.run_id, f"entry {entry.seq}") from error
 
     async def last_seq_in(self, session: AsyncClientSession, run_id: str) -> int:
         """The newest entry's number as the caller's transaction sees it; 0 when there is none."""
-        newest = await self._collection.find(
-            journal_filter([run_id]), {"_id": 1}, sort=[("_id", -1)], limit=1, session=session
-        ).to_list(None)
+
+        async def read() -> list[Document]:
+            return await self._collection.find(
+                journal_filter([run_id]), {"_id": 1}, sort=[("_id", -1)], limit=1, session=session
+            ).to_list(None)
+
+        newest = await self._patience.once_in_transaction(read)
         return int(newest[0]["_id"]["seq"]) if newest else 0
 
     async def find_own(self, entry: Entry) -> Entry | None:

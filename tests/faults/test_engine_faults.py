@@ -22,7 +22,7 @@ import pytest
 from pymongo import AsyncMongoClient
 
 import sagas.worker
-from sagas import Client, State, Worker, WorkerOptions
+from sagas import Client, Start, State, Worker, WorkerOptions
 from sagas_store import MongoStore
 from sagas_store.clock import ServerClock
 from sagas_store.embedded import EmbeddedMongo
@@ -61,6 +61,8 @@ class Question:
     nth: int = 1
     """Which of the run's operations of that name is hit."""
     what: str = ""
+    crowd: int = 1
+    """How many runs the worker drives at the same time, so that their writes go together."""
     again: bool = False
     """The same command was put to every trouble under another name already; here the worst of them are enough."""
 
@@ -93,6 +95,9 @@ QUESTIONS: Final = [
     Question("parked", "load_many", "read journals", "find", what="takeover"),
     Question("parked", "append", "append", "insert", nth=3, what="a takeover"),
     Question("slow", "renew", "renew", "update", what="heartbeat"),
+    Question("slow", "renew", "read stops", "find", what="heartbeat"),
+    Question("forward", "append", "append", "insert", what="six steps' successes", crowd=6),
+    Question("forward", "settle", "move runs", "update", what="settle six", crowd=6),
 ]
 ENDS: Final = {
     "forward": State.COMPLETED,
@@ -276,7 +281,7 @@ async def stricken_store(uri: str, healthy: Any, combination: Combination) -> As
         if not combination.question.method:  # a transaction is one client's affair as a whole
             store = MongoStore(client[healthy.name])
             await store.ready()
-            store._patience = fault
+            store._patience = store.journal._patience = fault
         else:
             await client.admin.command("ping")
             store = MongoStore(healthy)
@@ -316,31 +321,33 @@ class Story:
         options = WorkerOptions(poll=POLL, handle_signals=False)
         worker = Worker(self.store, SAGAS, resources=self.shop, options=options)
         async with Client(MongoStore(self.healthy)) as client:
-            run = await client.start(saga, Order(number="1"))
+            starts = [Start(Order(number=str(number))) for number in range(combination.question.crowd)]
+            runs = [run.run_id for run in await client.start_many(saga, starts)]
         running = asyncio.create_task(worker.run())
         try:
-            await self.until_at_rest(worker, run.run_id)
+            await self.until_at_rest(worker, runs)
             await self.met()
         finally:
             worker.stop()
             await running
-        await self.judged(run.run_id)
+        for run_id in runs:
+            await self.judged(run_id)
 
-    async def until_at_rest(self, worker: Worker, run_id: str) -> None:
-        """Let time pass for it: parked runs become due, and the leases of attempts that were given up lapse."""
+    async def until_at_rest(self, worker: Worker, run_ids: list[str]) -> None:
+        """Let time pass for them: parked runs become due, and the leases of attempts that were given up lapse."""
         runs = self.healthy["sagas.runs"]
         at_rest = [str(state) for state in SETTLED | HELD]
 
         async def look() -> bool:
             if self.fault.met.is_set():
                 self.shop.heartbeat.set()
-            if await runs.count_documents({"_id": run_id, "state": {"$in": at_rest}}):
+            if await runs.count_documents({"state": {"$in": at_rest}}) == len(run_ids):
                 return True
             if not worker._attempts:
                 await self.hour_passes()
             return False
 
-        await eventually(look, what=f"run {run_id} comes to rest")
+        await eventually(look, what=f"runs {run_ids} come to rest")
 
     async def hour_passes(self) -> None:
         """What was parked is due now; a lease that was given up is over. One that was taken since is not touched."""

@@ -20,7 +20,7 @@ from sagas.errors import JournalMisfit
 from sagas_store import MongoStore
 from sagas_store.clock import EPOCH
 from sagas_store.entries import Cause, Entry, Kind
-from sagas_store.errors import FenceLost, RecordTooLarge, StoreUnavailable
+from sagas_store.errors import FenceLost, RecordTooLarge, StoreRefused, StoreUnavailable
 from sagas_store.faults import Patience
 from sagas_store.journal import Journal
 from sagas_store.states import State
@@ -113,6 +113,38 @@ async def test_of_many_who_append_at_one_number_one_wins_and_the_others_know(sto
     assert Counter(type(outcome) for outcome in outcomes) == {FenceLost: 19, type(None): 1}
     (winner,) = await store.journal.load(RUN)
     assert outcomes[rivals.index(winner)] is None
+
+
+async def test_entries_of_many_runs_that_go_together_have_each_a_fate_of_its_own(store: MongoStore) -> None:
+    taken = entry("run-taken", 1, token="token-2")
+    await store.journal.append(taken)
+    ours = entry("run-ours", 1)
+    await store.journal.append(ours)
+    wrong = entry("run-wrong", 0)  # the validator wants a number from 1 on
+    large = entry("run-large", 1, payload=b"x" * (17 * 2**20))
+    fine = [entry(f"run-{number}", 1) for number in range(5)]
+    together = [fine[0], entry("run-taken", 1), fine[1], ours, wrong, fine[2], large, *fine[3:]]
+    outcomes = await asyncio.gather(*map(store.journal.append, together), return_exceptions=True)
+    assert [type(outcome) for outcome in outcomes] == [
+        type(None), FenceLost, type(None), type(None), StoreRefused, type(None), RecordTooLarge, type(None), type(None),
+    ]  # fmt: skip
+    runs = [one.run_id for one in (*fine, taken, ours, wrong, large)]
+    assert await store.journal.load_many(runs) == {
+        **{one.run_id: [one] for one in (*fine, taken, ours)},
+        "run-wrong": [],
+        "run-large": [],
+    }
+
+
+async def test_who_is_cancelled_while_its_entry_is_under_way_takes_no_other_along(store: MongoStore) -> None:
+    appends = [asyncio.create_task(store.journal.append(entry(f"run-{number}", 1))) for number in range(20)]
+    await asyncio.sleep(0)
+    for cancelled in appends[::3]:
+        cancelled.cancel()
+    outcomes = await asyncio.gather(*appends, return_exceptions=True)
+    assert [isinstance(outcome, asyncio.CancelledError) for outcome in outcomes] == [n % 3 == 0 for n in range(20)]
+    journals = await store.journal.load_many([f"run-{number}" for number in range(20)])
+    assert all(journals[f"run-{number}"] for number in range(20) if number % 3)
 
 
 class Context(BaseModel):

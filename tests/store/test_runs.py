@@ -517,6 +517,58 @@ async def test_a_run_that_was_never_claimed_has_no_holder(store: MongoStore) -> 
             await verb(store.runs, unclaimed)
 
 
+async def test_moves_of_many_runs_that_go_together_have_each_a_fate_of_its_own(
+    store: MongoStore, database: Any
+) -> None:
+    lost = await started_and_claimed(store, token="token-0")
+    await lapse(database)
+    (_,) = await claim(store, token="thief")
+    done, passes, settles, parks, holds, again = [await started_and_claimed(store) for _ in range(6)]
+    await store.runs.settle(again, State.COMPLETED)
+    moves = [
+        store.runs.settle(lost, State.COMPLETED),
+        store.runs.settle(done, State.COMPLETED),
+        store.runs.pass_gate(passes),
+        store.runs.settle(settles, State.FAILED),
+        store.runs.park(parks, wait=HOUR),
+        store.runs.hold(holds, State.BROKEN, "unfit"),
+        store.runs.settle(again, State.COMPLETED),
+    ]
+    outcomes = await asyncio.gather(*moves, return_exceptions=True)
+    assert [type(outcome) for outcome in outcomes] == [FenceLost, *[type(None)] * 6]
+    runs = await store.runs.get_many([run.run_id for run in (lost, done, passes, settles, parks, holds, again)])
+    assert {run.state for run in runs.values()} == {
+        State.RUNNING, State.COMPLETED, State.FAILED, State.PENDING, State.BROKEN,
+    }  # fmt: skip
+    assert runs[passes.run_id].gate_passed_at is not None
+
+
+async def test_a_move_that_the_validator_refuses_takes_no_other_along(store: MongoStore) -> None:
+    good, bad, other = [await started_and_claimed(store) for _ in range(3)]
+    moves = [
+        store.runs.settle(good, State.COMPLETED),
+        store.runs.settle(bad, State.PENDING),  # pending and never due
+        store.runs.park(other, wait=HOUR),
+    ]
+    outcomes = await asyncio.gather(*moves, return_exceptions=True)
+    assert [type(outcome) for outcome in outcomes] == [type(None), StoreRefused, type(None)]
+    runs = await store.runs.get_many([run.run_id for run in (good, bad, other)])
+    assert [runs[run.run_id].state for run in (good, bad, other)] == [State.COMPLETED, State.RUNNING, State.PENDING]
+
+
+async def test_starts_that_go_together_have_each_a_fate_of_its_own(store: MongoStore) -> None:
+    there, twice = new_run(store), new_run(store)
+    await store.runs.insert(there)
+    fine = [new_run(store) for _ in range(3)]
+    together = [fine[0], there, twice, new_run(store, version=0), twice, fine[1], new_run(store, input=b"x" * 2**24)]
+    outcomes = await asyncio.gather(*map(store.runs.insert, [*together, fine[2]]), return_exceptions=True)
+    kinds = [type(outcome) for outcome in outcomes]
+    assert Counter((kinds[2], kinds[4])) == {type(None): 1, RunExists: 1}
+    del kinds[4], kinds[2]
+    assert kinds == [type(None), RunExists, StoreRefused, type(None), RecordTooLarge, type(None)]
+    assert (await store.runs.get_many([run.run_id for run in fine])).keys() == {run.run_id for run in fine}
+
+
 # --- the state table --------------------------------------------------------------------------------------------------
 
 

@@ -28,6 +28,7 @@ FROM_NOTHING = [
     "create collection sagas.runs",
     "create index claim on sagas.runs",
     "create index list on sagas.runs",
+    "create index list_of_saga on sagas.runs",
     "create collection sagas.journal",
 ]
 
