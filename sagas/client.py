@@ -33,7 +33,7 @@ from sagas.executor import Limits
 from sagas.identity import run_id_of
 from sagas.log import get_logger
 from sagas.payload import NotJournalable, dump_context, load_context, load_error
-from sagas.stopping import StopAnswer, StopOutcome, StopPreview, answer, dump_reason, load_reason, preview
+from sagas.stopping import StopAnswer, StopOutcome, StopPreview, answer, check_words, dump_reason, load_reason, preview
 from sagas_store import MongoStore
 from sagas_store.entries import Cause, Entry, Kind
 from sagas_store.errors import RunExists, StoreError
@@ -321,9 +321,7 @@ class Client:
         run completes forward. Asked again, the first stop's answer comes back. Raises RunNotFound, InvalidInput, and
         StoreUnavailable, after which asking again tells what was decided.
         """
-        for name, value in (("by", by), ("reason", reason)):
-            if not isinstance(value, str) or not value.strip():
-                raise InvalidInput(name, "must be a text that says " + ("who asks" if name == "by" else "why"))
+        check_words(by, reason)
         await self._store.ready()
         first = await self._store.interventions.ask_stop(run_id, by=by, reason=dump_reason(reason))
         return answer(await self._record(run_id), first=first)

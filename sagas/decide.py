@@ -246,9 +246,8 @@ class Progress(NamedTuple):
         if entry.kind is Kind.UNKNOWN:
             raise JournalMisfit(f"entry {entry.seq} is of a kind that this version does not know")
         if entry.kind in _BY_PERSONS:
-            return self._intervened(entry)._replace(
-                seq=entry.seq, last_attempt=entry.attempt, last_outcome=entry.attempt
-            )
+            # No attempt's: what the attempt before may have left in doubt is still for the next takeover to say.
+            return self._intervened(entry)._replace(seq=entry.seq)
         if entry.kind is Kind.TAKEN_OVER:
             changed = self._taken_over(entry)
         elif entry.kind is Kind.STOP_REFUSED:
@@ -287,7 +286,7 @@ class Progress(NamedTuple):
         return self.with_step(index, self.steps[index].with_tries(activity, counted))
 
     def _taken_over(self, entry: Entry) -> Progress:
-        begun = self.begun if self.seq else f"{Activity.STEP}:{next(iter(self.names))}"
+        begun = self.begun if self.last_attempt else f"{Activity.STEP}:{next(iter(self.names))}"
         changed = self
         unseen = entry.attempt - max(1, self.last_attempt) - 1  # attempts that left no entry at all
         maybe_lost = entry.taken_from is State.RUNNING or unseen > 0
@@ -538,7 +537,7 @@ def lost_in_doubt(saga: Saga[Any], progress: Progress, facts: Facts, *, attempt:
     """
     if taken_from is not State.RUNNING and attempt - max(1, progress.last_attempt) < 2:
         return False
-    begun = progress.begun if progress.seq else f"{Activity.STEP}:{saga.steps[0].name}"
+    begun = progress.begun if progress.last_attempt else f"{Activity.STEP}:{saga.steps[0].name}"
     activity, _, name = (begun or "").partition(":")
     if activity != Activity.STEP or name not in progress.names:
         return False
@@ -574,15 +573,15 @@ def after_failure(
 ) -> Verdict:
     """Whether a failed try is followed by another, and when; `wait` gives the policy's wait after so many tries.
 
-    A pivot that answers definitely, tried again under the same key, settles an earlier doubt: that is why it is tried
-    again. Being turned away is no such answer. A step before the pivot stays in doubt once it was: compensating what
-    never happened does no harm, while leaving an effect behind would.
+    A pivot that says NonRetryable, tried again under the same key, settles an earlier doubt: that is why it is tried
+    again. Neither being turned away nor any other exception is such an answer. A step before the pivot stays in doubt
+    once it was: compensating what never happened does no harm, while leaving an effect behind would.
     """
     did = progress.steps[progress.names[action.step.name]]
     tries: Tries = getattr(did, action.activity.value)
     again, over = _FAILED[action.activity]
     in_doubt = action.activity is Activity.STEP and (
-        failure.in_doubt or (did.in_doubt and (failure.retryable or action.step.kind is not StepKind.PIVOT))
+        failure.in_doubt or (did.in_doubt and not (failure.conclusive and action.step.kind is StepKind.PIVOT))
     )
     failed = tries.failed + 1
     elapsed = now - (tries.since or now)

@@ -183,10 +183,11 @@ class Attempt:
         self._nudge.set()
 
     def interrupt(self) -> None:
-        """Break off the step in hand, then hand the run back. A compensation is left to finish."""
+        """Break off the step in hand, then hand the run back. A compensation and the pivot are left to finish."""
         self.drain()
         self._hurried = True
-        if self._in_hand is not None and self._in_hand.activity is not Activity.COMPENSATION:
+        action = self._in_hand
+        if action is not None and not _spared(action):
             self._break_off()
 
     def lose(self) -> None:
@@ -427,7 +428,8 @@ class Attempt:
 
     async def _call(self, action: Perform, session: Any = None) -> _Returned | _Raised | _Interrupted:
         """Run the function within its timeout."""
-        if self._hurried and action.activity is not Activity.COMPENSATION:
+        to_be_stopped = self._news and not self._gate_passed
+        if not self.lease.holds or ((self._hurried or to_be_stopped) and not _spared(action)):
             return _Interrupted()
         part = action.part
         step = self._step(action, session)
@@ -521,7 +523,8 @@ class Attempt:
             resources=self._shared.resources,
             fate=action.fate,
             step_key=step_key(self.run.run_id, name),
-            stop_asked=self._stop_asked,
+            # Compensations know nothing of stops: one that shares code with its step must not finish early.
+            stop_asked=asyncio.Event() if action.activity is Activity.COMPENSATION else self._stop_asked,
             session=session,
         )
 
@@ -598,6 +601,13 @@ class Attempt:
         """Go on from an entry that a transaction has committed."""
         self._progress = self._progress.after(entry)
         self._payload, self._context = entry.payload or b"", None
+
+
+def _spared(action: Perform) -> bool:
+    """Whether a drain leaves it to finish: a compensation is never torn, and the pivot is never interrupted."""
+    return action.activity is Activity.COMPENSATION or (
+        action.activity is Activity.STEP and action.step.kind is StepKind.PIVOT
+    )
 
 
 def _fits(what: str, size_bytes: int, limit_bytes: int) -> None:

@@ -19,10 +19,10 @@ from pydantic import BaseModel
 from sagas.clock import new_token
 from sagas.decide import Progress
 from sagas.definition import Saga
-from sagas.errors import InvalidInput, OperatorRefused, RunNotFound
+from sagas.errors import InvalidInput, OperatorRefused, RunNotFound, SagaError
 from sagas.identity import restart_id_of
 from sagas.payload import NotJournalable, dump_context
-from sagas.stopping import dump_reason
+from sagas.stopping import check_words, dump_reason
 from sagas_store import MongoStore
 from sagas_store.entries import Entry, Kind
 from sagas_store.errors import RunExists, WrongState
@@ -121,7 +121,7 @@ class Operator:
         Once: asked again it returns the same new run (restart that one if it was undone too). Refused for runs that
         completed or that still owe work, because it would repeat their effects.
         """
-        _check_words(by, reason)
+        check_words(by, reason)
         run = await self._read(run_id)
         if run.state not in _RESTARTABLE:
             raise OperatorRefused(run_id, run.state, _not_undone(run))
@@ -159,7 +159,7 @@ class Operator:
         dry_run: bool = False,
     ) -> BulkResult:
         """`resume` for every held run that fits, a hundred at a time; one that is refused stops none of the others."""
-        _check_words(by, reason)
+        check_words(by, reason)
         chosen = RunFilter(
             states=frozenset(states) & _RESUMABLE, saga=saga, key_prefix=key_prefix, created_before=started_before
         )
@@ -178,7 +178,7 @@ class Operator:
         dry_run: bool = False,
     ) -> BulkResult:
         """`retry_now` for every parked run that fits."""
-        _check_words(by, reason)
+        check_words(by, reason)
         chosen = RunFilter(
             states=frozenset({State.PENDING}), saga=saga, key_prefix=key_prefix, created_before=started_before
         )
@@ -198,7 +198,7 @@ class Operator:
         dry_run: bool = False,
     ) -> BulkResult:
         """`restart_as_new` for every undone run that fits. Those restarted before are not started again."""
-        _check_words(by, reason)
+        check_words(by, reason)
         chosen = RunFilter(
             states=frozenset(states) & _RESTARTABLE, saga=saga, key_prefix=key_prefix, created_before=started_before
         )
@@ -222,6 +222,9 @@ class Operator:
                 except OperatorRefused as refused:
                     result.refused[run_id] = refused.why
                     continue
+                except SagaError as failed:  # the account of what was done is worth more than the exception
+                    result.refused[run_id] = str(failed)
+                    continue
             result.done.append(run_id)
         return result
 
@@ -234,7 +237,7 @@ class Operator:
         return run
 
     async def _move_on(self, run: RunRecord, kind: Kind, by: str, reason: str, **more: Any) -> None:
-        _check_words(by, reason)
+        check_words(by, reason)
         entry = Entry(
             run_id=run.run_id,
             seq=1,  # the store takes the next free one
@@ -267,12 +270,6 @@ async def every(store: MongoStore, chosen: RunFilter, limit: int) -> AsyncIterat
             return
         left -= len(page)
         after = RunPosition(page[-1].created_at, page[-1].run_id)
-
-
-def _check_words(by: str, reason: str) -> None:
-    for name, value in (("by", by), ("reason", reason)):
-        if not isinstance(value, str) or not value.strip():
-            raise InvalidInput(name, "must be a text that says " + ("who asks" if name == "by" else "why"))
 
 
 def _not_held(run: RunRecord) -> str:

@@ -8,7 +8,7 @@ from typing import Any, Final, cast
 
 import tenacity
 
-from sagas.errors import NonRetryable, Retryable
+from sagas.errors import NonRetryable, Retryable, StoreUnavailable
 from sagas_store.faults import is_transient
 
 __all__ = ["COMPENSATION_RETRY", "FORWARD_RETRY", "STEP_RETRY", "Failure", "RetryPolicy"]
@@ -22,6 +22,8 @@ class Failure:
     in_doubt: bool
     """Whether its effect may have happened all the same."""
     retry_after: timedelta | None = None
+    conclusive: bool = False
+    """The author's own word, NonRetryable: it did not happen, under this key, and an earlier try did not either."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,8 +75,9 @@ class RetryPolicy:
         if isinstance(error, Retryable):
             return Failure(retryable=True, in_doubt=error.in_doubt, retry_after=error.retry_after)
         if isinstance(error, NonRetryable):
-            return Failure(retryable=False, in_doubt=False)
-        lost = isinstance(error, (TimeoutError, ConnectionError, *self.retry_on)) or is_transient(error)
+            return Failure(retryable=False, in_doubt=False, conclusive=True)
+        transient = (TimeoutError, ConnectionError, StoreUnavailable, *self.retry_on)
+        lost = isinstance(error, transient) or is_transient(error)
         return Failure(retryable=lost or self.retry_everything, in_doubt=lost)
 
     def allows(self, tries: int, elapsed: timedelta) -> bool:

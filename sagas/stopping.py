@@ -10,15 +10,30 @@ import json
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
+from typing import Final
 
 from sagas.decide import Progress
 from sagas.definition import Fate, StepKind
-from sagas.errors import JournalMisfit, Unreadable
+from sagas.errors import InvalidInput, JournalMisfit, Unreadable
 from sagas_store.entries import Cause, Entry
 from sagas_store.runs import RunRecord
 from sagas_store.states import HELD, SETTLED, Decision, Phase, State
 
-__all__ = ["StopAnswer", "StopOutcome", "StopPreview", "Undo", "answer", "dump_reason", "load_reason", "preview"]
+__all__ = [
+    "StopAnswer",
+    "StopOutcome",
+    "StopPreview",
+    "Undo",
+    "answer",
+    "check_words",
+    "dump_reason",
+    "load_reason",
+    "preview",
+]
+
+
+_BY_MAX: Final = 200
+_REASON_MAX: Final = 4_000
 
 
 class StopOutcome(StrEnum):
@@ -143,7 +158,7 @@ def preview(run: RunRecord, journal: list[Entry]) -> StopPreview:
     outcome, why = _would(run, progress)
     if outcome is not StopOutcome.WILL_BE_UNDONE or progress is None:
         return StopPreview(run.run_id, outcome, why, (), None, run.state)
-    begun = (progress.begun or "") if progress.seq else f"step:{next(iter(kinds))}"
+    begun = (progress.begun or "") if progress.last_attempt else f"step:{next(iter(kinds))}"
     in_hand = begun.removeprefix("step:") if begun.startswith("step:") and run.state is State.RUNNING else None
     undo = [
         Undo(name, Fate.KNOWN if did.succeeded else Fate.IN_DOUBT)
@@ -170,6 +185,19 @@ def _would(run: RunRecord, progress: Progress | None) -> tuple[StopOutcome, str]
     if run.state is State.PENDING and run.attempts == 0:
         return StopOutcome.CANCELLED, "nothing has run yet"
     return StopOutcome.WILL_BE_UNDONE, "the pivot's gate is not passed"
+
+
+def check_words(by: object, reason: object) -> None:
+    """Raise InvalidInput unless both are texts of a sensible length that can be stored."""
+    for name, value, limit in (("by", by, _BY_MAX), ("reason", reason, _REASON_MAX)):
+        if not isinstance(value, str) or not value.strip():
+            raise InvalidInput(name, "must be a text that says " + ("who asks" if name == "by" else "why"))
+        if len(value) > limit:
+            raise InvalidInput(name, f"must not be longer than {limit} characters")
+        try:
+            value.encode()
+        except UnicodeError:
+            raise InvalidInput(name, "must be valid Unicode") from None
 
 
 def dump_reason(reason: str) -> bytes:

@@ -336,7 +336,9 @@ class Worker:
         pending = set(self._tasks)
         if pending:
             self._log.info("worker draining", runs=len(pending))
-        ended = asyncio.gather(*pending)  # never raises: an attempt's end is logged, not passed on
+        ended = asyncio.gather(
+            *pending, return_exceptions=True
+        )  # never raises: an attempt's end is logged, not passed on
         ended.add_done_callback(lambda _: self._hurry.set())
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self.options.drain_grace.total_seconds()):

@@ -119,7 +119,7 @@ class Patience:
             with pymongo.timeout(left_s):  # each try ends with the whole, where that is nearer than a reply's limit
                 return await self._again(functools.partial(self.once, attempt), passes, left_s)
         except errors.PyMongoError as error:
-            raise self._named(operation, error) from error
+            raise self._named(operation, error) from None
 
     async def once(self, attempt: Callable[[], Awaitable[T]]) -> T:
         """Await `attempt()` once, for no longer than one reply is waited for. Driver errors pass through."""
@@ -145,7 +145,7 @@ class Patience:
             return await self._again(transaction, is_aborted_transaction, self.total_s)
         except errors.PyMongoError as error:
             if is_aborted_transaction(error):
-                raise StoreUnavailable("transaction", describe(error)) from error
+                raise StoreUnavailable("transaction", describe(error)) from None
             raise
 
     async def _again(

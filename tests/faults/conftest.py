@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
@@ -20,8 +21,17 @@ def faulty_mongo() -> Iterator[EmbeddedMongo]:
 
 
 @pytest.fixture(scope="package")
-def database_name() -> str:
-    return f"faults_{secrets.token_hex(4)}"
+def database_name(faulty_mongo: EmbeddedMongo) -> str:
+    """A database with the schema in it."""
+    name = f"faults_{secrets.token_hex(4)}"
+
+    async def apply() -> None:
+        async with AsyncMongoClient[Any](faulty_mongo.uri) as client:
+            await MongoStore(client[name]).schema.apply()
+            await client[name].create_collection("effects")
+
+    asyncio.run(apply())
+    return name
 
 
 @pytest.fixture
@@ -29,7 +39,6 @@ async def healthy(faulty_mongo: EmbeddedMongo, database_name: str) -> AsyncItera
     """The suite's one database through a client that no fail point hits; emptied after each test."""
     async with AsyncMongoClient[Any](faulty_mongo.uri) as client:
         database = client[database_name]
-        await MongoStore(database).schema.apply()
         yield database
-        for name in await database.list_collection_names():
+        for name in ("sagas.runs", "sagas.journal", "effects"):
             await database[name].delete_many({})

@@ -38,8 +38,8 @@ from tests.support.waiting import eventually
 
 T = TypeVar("T")
 
-POLL: Final = timedelta(milliseconds=50)
-REPLY: Final = timedelta(milliseconds=150)
+POLL: Final = timedelta(milliseconds=20)
+REPLY: Final = timedelta(milliseconds=100)
 """How long one reply is waited for, where it does not come. Until then the driver tries again by itself, too."""
 TINY: Final = timedelta(milliseconds=100)
 """A patience that a lasting trouble outlasts."""
@@ -133,7 +133,7 @@ TROUBLES: Final = [
     Trouble("the connection is lost", {"closeConnection": True}, worst=True),
     Trouble("not the primary", {"errorCode": 10107, "errorLabels": ["RetryableWriteError"]}),
     Trouble("time is up", {"errorCode": 50}),
-    Trouble("no reply", {"blockConnection": True, "blockTimeMS": 400}),
+    Trouble("no reply", {"blockConnection": True, "blockTimeMS": 300}),
     Trouble(
         "no majority in time", {"writeConcernError": {"code": 64, "errmsg": "late"}}, of_writes_only=True, worst=True
     ),
@@ -280,7 +280,7 @@ async def stricken_store(uri: str, healthy: Any, combination: Combination) -> As
         fault = Fault(combination, healthy.client, app_name, where)
         if not combination.question.method:  # a transaction is one client's affair as a whole
             store = MongoStore(client[healthy.name])
-            await store.ready()
+            await client.admin.command("ping")
             store._patience = store.journal._patience = fault
         else:
             await client.admin.command("ping")
@@ -292,6 +292,7 @@ async def stricken_store(uri: str, healthy: Any, combination: Combination) -> As
                 store.journal, Journal(victim.journal._collection, fault), method
             )
         store.clock = LaterClock()
+        store._ready = True  # checked by the fixture, not by each of hundreds of tests
         yield store, fault
 
 
@@ -320,7 +321,9 @@ class Story:
         self.shop.effects_of_database = self.store._driver.database["effects"]
         options = WorkerOptions(poll=POLL, handle_signals=False)
         worker = Worker(self.store, SAGAS, resources=self.shop, options=options)
-        async with Client(MongoStore(self.healthy)) as client:
+        calm = MongoStore(self.healthy)
+        calm._ready = True
+        async with Client(calm) as client:
             starts = [Start(Order(number=str(number))) for number in range(combination.question.crowd)]
             runs = [run.run_id for run in await client.start_many(saga, starts)]
         running = asyncio.create_task(worker.run())

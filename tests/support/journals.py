@@ -48,7 +48,7 @@ START: Final = datetime(2026, 1, 1, tzinfo=UTC)
 WAIT: Final = timedelta(seconds=10)
 """The wait before each further try in a saga of `saga_of`."""
 
-DEFINITE: Final = Failure(retryable=False, in_doubt=False)
+DEFINITE: Final = Failure(retryable=False, in_doubt=False, conclusive=True)
 """It did not happen, and trying again is pointless."""
 NOT_NOW: Final = Failure(retryable=True, in_doubt=False)
 """This try was turned away; another may get through."""

@@ -1447,3 +1447,17 @@ def test_a_journal_is_read_without_changing_what_was_read_before() -> None:
     before = run.progress
     run.succeeds("reserve").loses_worker()
     assert before == Progress.of(run.saga)
+
+
+def test_a_persons_entry_hides_no_lost_worker() -> None:
+    """Held as broken before it could announce its takeover, and resumed: the lost worker's step stays in doubt."""
+    run = History(saga_of(ORDER)).succeeds("reserve").has_an_attempt_without_a_trace()
+    assert words(run.write(Kind.RESUMED).action(), run.now) == "run pack (try 1)"
+    run.is_handed_back().is_stopped().turns_back()
+    assert words(run.action(), run.now) == "undo pack (try 1, in doubt)"
+
+
+def test_a_persons_entry_hides_no_lost_worker_before_the_first_entry() -> None:
+    run = History(saga_of(ORDER)).has_an_attempt_without_a_trace()
+    run.write(Kind.RESUMED).is_handed_back().is_stopped().turns_back()
+    assert words(run.action(), run.now) == "undo reserve (try 1, in doubt)"

@@ -30,6 +30,7 @@ def failure(*, retryable: bool, in_doubt: bool, retry_after: timedelta | None = 
 LOST = failure(retryable=True, in_doubt=True)
 TURNED_AWAY = failure(retryable=True, in_doubt=False)
 DEFINITE = failure(retryable=False, in_doubt=False)
+CONCLUSIVE = Failure(retryable=False, in_doubt=False, conclusive=True)
 
 
 # -------------------------------------------------------------------- what an exception means
@@ -59,7 +60,7 @@ DEFINITE = failure(retryable=False, in_doubt=False)
         (KeyError("sku"), DEFINITE),
         (Busy(), DEFINITE),
         (SystemExit(1), DEFINITE),
-        (NonRetryable("card declined"), DEFINITE),
+        (NonRetryable("card declined"), CONCLUSIVE),
         (Retryable("later"), TURNED_AWAY),
         (Retryable(in_doubt=True), LOST),
         (Retryable(retry_after=SECOND), failure(retryable=True, in_doubt=False, retry_after=SECOND)),
@@ -90,7 +91,7 @@ def test_retrying_everything_leaves_no_doubt_where_there_is_none() -> None:
     "policy", [FORWARD_RETRY, RetryPolicy(retry_on=(Exception,)), RetryPolicy(retry_on=(NonRetryable,))], ids=repr
 )
 def test_a_step_that_says_so_is_never_retried(policy: RetryPolicy) -> None:
-    assert policy.failure(NonRetryable()) == DEFINITE
+    assert policy.failure(NonRetryable()) == CONCLUSIVE
 
 
 def test_a_step_that_says_so_is_not_in_doubt_although_its_kind_was_added() -> None:
