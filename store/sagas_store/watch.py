@@ -36,7 +36,8 @@ class Hints:
         becomes_pending = {"operationType": "update", "updateDescription.updatedFields.state": State.PENDING}
         started = {"operationType": "insert", "fullDocument.saga": {"$in": list(sagas)}}
         pipeline: list[Document] = [{"$match": {"$or": [started, becomes_pending]}}, {"$project": {"_id": 1}}]
-        await self._listen(pipeline, lambda _: notice(), ready)
+        # Once when it opens, too: what was started while nobody listened yet has to be looked for.
+        await self._listen(pipeline, lambda _: notice(), ready, opened=notice)
 
     async def on_stop(self, notice: Callable[[str], None], ready: asyncio.Event | None = None) -> None:
         """Call `notice(run_id)` whenever a stop is recorded on a run. Runs until cancelled."""
@@ -56,7 +57,11 @@ class Hints:
         await self._listen(pipeline, lambda event: notice(event["documentKey"]["_id"]), ready)
 
     async def _listen(
-        self, pipeline: Sequence[Mapping[str, Any]], notice: Callable[[Document], None], ready: asyncio.Event | None
+        self,
+        pipeline: Sequence[Mapping[str, Any]],
+        notice: Callable[[Document], None],
+        ready: asyncio.Event | None,
+        opened: Callable[[], None] | None = None,
     ) -> None:
         pause = _PAUSE_S
         while True:
@@ -64,6 +69,8 @@ class Hints:
                 async with self._driver.watch(self._runs, pipeline, await_ms=_AWAIT_MS) as stream:
                     if ready is not None:
                         ready.set()
+                    if opened is not None:
+                        opened()
                     while True:
                         event = await stream.try_next()
                         if event is not None:
