@@ -7,6 +7,7 @@ reached. What lasts longer surfaces as StoreUnavailable, and the caller knows no
 
 from __future__ import annotations
 
+import asyncio
 import functools
 from collections.abc import Awaitable, Callable
 from datetime import timedelta
@@ -22,6 +23,7 @@ from sagas_store.errors import StoreError, StoreRefused, StoreUnavailable
 __all__ = [
     "AbortedTransaction",
     "Patience",
+    "cancellations",
     "describe",
     "is_aborted_transaction",
     "is_transient",
@@ -66,6 +68,12 @@ class AbortedTransaction(errors.PyMongoError):
 
     The server labels most such faults itself; time limits, for one, it does not.
     """
+
+
+def cancellations() -> int:
+    """How often the running task has been asked to end."""
+    task = asyncio.current_task()
+    return task.cancelling() if task is not None else 0
 
 
 def is_aborted_transaction(error: BaseException) -> bool:
@@ -123,9 +131,16 @@ class Patience:
 
     async def once(self, attempt: Callable[[], Awaitable[T]]) -> T:
         """Await `attempt()` once, for no longer than one reply is waited for. Driver errors pass through."""
+        asked = cancellations()
         # The driver's own deadline, sent to the server too: without it a silent network holds a reply for ever.
-        with pymongo.timeout(self.reply_s):
-            return await attempt()
+        try:
+            with pymongo.timeout(self.reply_s):
+                return await attempt()
+        except errors.PyMongoError:
+            if cancellations() > asked:
+                # The driver took our cancellation for a lost connection. To go on would be to swallow it.
+                raise asyncio.CancelledError from None
+            raise
 
     async def once_in_transaction(self, attempt: Callable[[], Awaitable[T]]) -> T:
         """Await an operation of the store's own inside a transaction. Raises AbortedTransaction on a passing fault."""

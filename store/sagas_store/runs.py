@@ -8,6 +8,7 @@ state table. All of them are safe to repeat after a lost reply.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -432,8 +433,9 @@ class Runs:
             )
             return done.matched_count
 
-        if await self._patience.call("move runs", write) == len(moves):
-            return [None] * len(moves)
+        with contextlib.suppress(errors.BulkWriteError):  # the validator refused one of them: see which
+            if await self._patience.call("move runs", write) == len(moves):
+                return [None] * len(moves)
         return list(await asyncio.gather(*(self._move_alone(move) for move in moves)))
 
     async def _move_alone(self, move: _Move) -> StoreError | None:

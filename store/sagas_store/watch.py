@@ -13,6 +13,7 @@ from typing import Any, Final
 from pymongo.errors import PyMongoError
 
 from sagas_store.drivers import Collection, Document, Driver
+from sagas_store.faults import cancellations
 from sagas_store.states import HELD, SETTLED, State
 
 __all__ = ["Hints"]
@@ -64,6 +65,7 @@ class Hints:
         opened: Callable[[], None] | None = None,
     ) -> None:
         pause = _PAUSE_S
+        asked = cancellations()
         while True:
             try:
                 async with self._driver.watch(self._runs, pipeline, await_ms=_AWAIT_MS) as stream:
@@ -81,6 +83,7 @@ class Hints:
             except PyMongoError:
                 # The server fails over, the stream's place has left the oplog, or the user may not open one: polling
                 # goes on in each case, so there is nothing to tell anybody.
-                pass
+                if cancellations() > asked:
+                    raise asyncio.CancelledError from None  # the driver took it for a lost connection
             await asyncio.sleep(pause)
             pause = min(2 * pause, _PAUSE_MAX_S)

@@ -433,3 +433,28 @@ async def test_a_worker_told_to_go_at_any_point_leaves_a_run_that_another_finish
     todo = [(shape, replace(plan, fate=next(fates))) for shape in SHAPES for plan in plans(len(points[shape]), "drain")]
     await at_once(is_told(server, shape, plan) for shape, plan in todo)
     report("points to be told to go at", {shape: 2 * len(points[shape]) for shape in SHAPES})
+
+
+# ------------------------------------------------------------------------------------ stopped by a person
+
+
+async def is_stopped(server: Server, shape: Shape, plan: Plan) -> str:
+    """Press Stop at that point: what was answered then is how it ends, whoever brings it there."""
+    async with started(server, shape, plan) as world:
+        first = world.process(plan)
+        await first.work()
+        assert first.reached, "the point was never reached"
+        await world.finish()
+        run = await world.check(ends=False)
+        return f"{run.stop.decision if run.stop else 'settled before'}: {run.state}"
+
+
+@pytest.mark.slow
+async def test_a_stop_pressed_at_any_point_ends_as_it_was_answered(server: Server) -> None:
+    points = await all_points(server)
+    fates = itertools.cycle(("stop, heard of", "stop", "stop, die"))
+    todo = [(shape, replace(plan, fate=next(fates))) for shape in SHAPES for plan in plans(len(points[shape]), "stop")]
+    ended = await at_once(is_stopped(server, shape, plan) for shape, plan in todo)
+    report("points to press stop at", {shape: 2 * len(points[shape]) for shape in SHAPES})
+    for how in sorted(set(ended)):
+        print(f"{ended.count(how):5}  {how}")

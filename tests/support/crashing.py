@@ -8,7 +8,9 @@ just after point n takes effect:
     die         `Died` is raised, and from then on at every further point: a dead process writes nothing
     suspend     it waits there for `resume`, as a process that the system has stopped
     interrupt   the drain's grace is over: the attempt is told to break off and hand back
+    drain       a drain has begun
     lose        the heartbeat learned that the lease is lost
+    stop        a person presses Stop on the run; `stop, heard of`: and the worker is told; `stop, die`: and it dies
 
 No real time passes. Leases lapse and parked runs become due because `World.lapse` moves `due_at` back in the database
 and the world's clock forward.
@@ -230,7 +232,11 @@ class Process:
 
     async def _meet(self, fate: str) -> None:
         self.reached = True
-        if fate == "die":
+        if fate.startswith("stop"):
+            await self.world.press_stop()
+            if fate == "stop, heard of" and self.attempt is not None:
+                self.attempt.notice_stop()
+        if fate in ("die", "stop, die"):
             self.dead = True
             raise Died(self.name)
         if fate == "suspend":
@@ -274,7 +280,8 @@ class Process:
                 state = await self.work_once()
                 if state is None or state not in OPEN:
                     return state
-                if self.reached:  # it was told to go, or has been stopped: this was its last attempt
+                if self.reached and self.plan is not None and not self.plan.fate.startswith("stop"):
+                    # It was told to go, or has been frozen: this was its last attempt.
                     return state
                 await self.world.lapse()
             raise AssertionError(f"{self.name} did not bring the run to rest in 20 attempts")
@@ -441,6 +448,9 @@ class World:
             {"_id": self.name, "due_at": {"$exists": True}},
             [{"$set": {"due_at": {"$dateSubtract": {"startDate": "$$NOW", "unit": "second", "amount": 1}}}}],
         )
+
+    async def press_stop(self) -> None:
+        await self.server.store.interventions.ask_stop(self.name, by="the test", reason=b"")
 
     async def finish(self, **more: Any) -> Process:
         """Another worker takes over and goes on until the run is at rest."""

@@ -24,7 +24,7 @@ from sagas.decide import Activity
 from sagas.definition import Saga, StepDefinition, StepKind
 from sagas_store.entries import Entry, Kind
 from sagas_store.runs import RunRecord
-from sagas_store.states import HELD, OPEN, SETTLED, Phase, State
+from sagas_store.states import HELD, OPEN, SETTLED, Decision, Phase, State
 
 __all__ = ["Call", "InvariantBroken", "Oracle", "check", "faults"]
 
@@ -151,6 +151,7 @@ class Oracle:
             self.failed_end(),
             self.completed_end(),
             self.held_ends(),
+            self.stops(),
         ]
         return list(itertools.chain.from_iterable(parts))
 
@@ -411,6 +412,27 @@ class Oracle:
             yield "The run is held as compensation_failed and no compensation failed."
         if left := [name for name in self._owed() if name not in failed]:
             yield f"A failed compensation kept {', '.join(left)} from being undone."
+
+    def stops(self) -> Iterator[str]:
+        """What was answered at the moment of pressing Stop is what happens."""
+        noted = [entry for entry in self.journal if entry.kind is Kind.STOP_REFUSED]
+        stop, state = self.run.stop, self.run.state
+        if len(noted) > 1 or (noted and (stop is None or stop.decision is not Decision.REFUSED)):
+            yield f"The journal says {len(noted)} times that a stop was refused, the run has {stop}."
+        if stop is None:
+            if state is State.CANCELLED:
+                yield "The run is cancelled and nobody asked for it."
+            return
+        if stop.decision is Decision.REFUSED:
+            if state is State.CANCELLED:
+                yield "The stop was refused and the run is cancelled."
+            if not noted and state in HELD | SETTLED:
+                yield "The stop was refused, the run is at rest, and its journal does not say so."
+            return
+        if state in (State.COMPLETED, State.FORWARD_INCOMPLETE, State.IN_DOUBT, State.FAILED):
+            yield f"The stop was answered with {stop.decision} and the run is {state}."
+        if self.pivot is not None and self._applied(Activity.STEP, self.pivot):
+            yield f"The stop was answered with {stop.decision} and the pivot {self.pivot} had its effect."
 
     # ---------------------------------------------------------------- small questions
 
