@@ -75,6 +75,8 @@ class Hints:
                         opened()
                     while True:
                         event = await stream.try_next()
+                        if cancellations() > asked:
+                            raise asyncio.CancelledError  # the driver lost it
                         if event is not None:
                             notice(event)
                         elif not stream.alive:

@@ -201,9 +201,7 @@ class Fault(Patience):
     given_up_at: datetime | None = None
 
     def __post_init__(self) -> None:
-        lasting = self.combination.lasting
-        short = lasting or "blockConnection" in self.combination.trouble.data
-        super().__init__(TINY if lasting else timedelta(seconds=20), REPLY if short else timedelta(seconds=10))
+        super().__init__(timedelta(seconds=20), timedelta(seconds=10))
 
     async def call(
         self,
@@ -231,6 +229,11 @@ class Fault(Patience):
     async def trouble(self) -> AsyncIterator[None]:
         """The fail point is on while the question is asked, and for nothing else."""
         combination, point = self.combination, None
+        usual = self.total_s, self.reply_s
+        if combination.lasting:
+            self.total_s = TINY.total_seconds()
+        if combination.lasting or "blockConnection" in combination.trouble.data:
+            self.reply_s = REPLY.total_seconds()
         try:
             async with fail_point(
                 self.admin,
@@ -247,6 +250,7 @@ class Fault(Patience):
             raise
         finally:
             assert point is not None
+            self.total_s, self.reply_s = usual
             self.hits = point.hits
             self.met.set()
 
@@ -332,7 +336,7 @@ class Story:
             await self.met()
         finally:
             worker.stop()
-            await running
+            await ended(running)
         for run_id in runs:
             await self.judged(run_id)
 
@@ -400,6 +404,16 @@ class Story:
             assert self.fault.hits == combination.times
         else:
             assert self.fault.hits >= 1
+
+
+async def ended(running: asyncio.Task[None]) -> None:
+    """The worker that was told to stop has stopped; if not, what everybody is waiting for is printed."""
+    done, _ = await asyncio.wait([running], timeout=15)
+    if not done:
+        for task in asyncio.all_tasks():
+            task.print_stack()
+    assert done, "a worker that is told to stop stops"
+    await running
 
 
 @pytest.mark.parametrize("combination", COMBINATIONS, ids=str)
