@@ -135,12 +135,15 @@ class Patience:
         # The driver's own deadline, sent to the server too: without it a silent network holds a reply for ever.
         try:
             with pymongo.timeout(self.reply_s):
-                return await attempt()
+                result = await attempt()
         except errors.PyMongoError:
             if cancellations() > asked:
                 # The driver took our cancellation for a lost connection. To go on would be to swallow it.
                 raise asyncio.CancelledError from None
             raise
+        if cancellations() > asked:
+            raise asyncio.CancelledError  # lost by the driver on the way to its answer
+        return result
 
     async def once_in_transaction(self, attempt: Callable[[], Awaitable[T]]) -> T:
         """Await an operation of the store's own inside a transaction. Raises AbortedTransaction on a passing fault."""

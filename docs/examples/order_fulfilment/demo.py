@@ -170,9 +170,11 @@ class Demo:
             try:
                 await self._watch(waiting, killing, fleet, progress)
             finally:
-                for task in (killing, *waiting):
-                    task.cancel()
-                await asyncio.gather(killing, *waiting, return_exceptions=True)
+                ending = {killing, *waiting}
+                while ending:  # again, should a driver have lost the first cancellation
+                    for task in ending:
+                        task.cancel()
+                    _, ending = await asyncio.wait(ending, timeout=1)
 
     async def _outcome(self, run: Run[Order]) -> None:
         """Wait for the end of one run and count how it ended."""
