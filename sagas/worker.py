@@ -240,6 +240,8 @@ class Worker:
 
     def _start(self, executor: Executor, run: RunRecord, journal: list[Entry], lease: Lease) -> None:
         attempt = executor.attempt(run, journal, lease)
+        if (before := self._attempts.get(run.run_id)) is not None:
+            before.lose()  # our own lapsed attempt: paused or cut off, it was not told yet, and must not go on beside this
         self._attempts[run.run_id] = attempt
         if self._draining.is_set():
             attempt.drain()
