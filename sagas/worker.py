@@ -241,7 +241,7 @@ class Worker:
     def _start(self, executor: Executor, run: RunRecord, journal: list[Entry], lease: Lease) -> None:
         attempt = executor.attempt(run, journal, lease)
         if (before := self._attempts.get(run.run_id)) is not None:
-            before.lose()  # our own lapsed attempt: paused or cut off, it was not told yet, and must not go on beside this
+            before.lose()  # our own lapsed attempt, not told yet: it must not go on beside this one
         self._attempts[run.run_id] = attempt
         if self._draining.is_set():
             attempt.drain()
