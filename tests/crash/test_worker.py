@@ -221,7 +221,7 @@ async def test_a_worker_that_claims_its_own_lapsed_run_keeps_the_new_lease_and_g
         await gates[0].entered.wait()
         await lapse(database, run.run_id)
         await asyncio.wait_for(gates[1].entered.wait(), 20)
-        gates[0].opened.set()  # the old attempt comes to its end, if it was not broken off already
+        await asyncio.wait_for(gates[0].broken_off.wait(), 5)  # the same step must not run twice side by side here
         await eventually(lambda: _one_task(worker), what="the old attempt ends")
         renewals.broken = False
         held = await renewals.next()

@@ -28,8 +28,9 @@ from sagas_store.embedded.node import free_ports
 FakeMongod = Callable[[str], Path]
 
 
-def descendants() -> list[psutil.Process]:
-    return psutil.Process().children(recursive=True)
+def descendants() -> set[psutil.Process]:
+    """What this process has started and still runs; the server that other tests share may be among it."""
+    return set(psutil.Process().children(recursive=True))
 
 
 def sleepers() -> list[psutil.Process]:
@@ -212,17 +213,20 @@ def test_a_start_that_loses_every_port_gives_up(fake_mongod: FakeMongod) -> None
 
 
 def test_an_unknown_reason_is_told_in_mongods_own_words_and_nothing_is_left() -> None:
+    before = descendants()
     with pytest.raises(StartFailed, match="Unknown --setParameter 'noSuchParameter'") as caught:
         EmbeddedMongo.start(parameters={"noSuchParameter": "1"})
     assert caught.value.exit_code == 1
-    assert descendants() == []
+    assert descendants() == before
 
 
 def test_a_mongod_that_never_answers_is_given_up_and_nothing_is_left(fake_mongod: FakeMongod) -> None:
     fake_mongod('case "$1" in --version) exec "$REAL" "$@";; *) echo thinking; sleep 601; echo no;; esac')
+    before = descendants()
     with pytest.raises(StartFailed, match=r"did not answer in time(.|\n)*thinking"):
         EmbeddedMongo.start(timeout=0.5)
-    assert descendants() == sleepers() == []
+    assert descendants() == before
+    assert sleepers() == []
 
 
 @pytest.mark.parametrize(

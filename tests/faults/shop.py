@@ -42,6 +42,13 @@ class Shop:
     heartbeat: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when a renewal has got through: what a step that outlives a renewal waits for."""
     before_each: Callable[[Step[Any]], None] | None = None
+    takes_s: Callable[[], float] | None = None
+    """How long a step works before its effect; at once by default."""
+
+    async def work(self) -> None:
+        """Take the time that a step takes."""
+        if self.takes_s is not None:
+            await asyncio.sleep(self.takes_s())
 
     def call(self, step: Step[Any], activity: Activity = Activity.STEP) -> Call:
         """Note the call and let its effect happen, once per key."""
@@ -82,11 +89,13 @@ def _saga(name: str, charge: Callable[[Order, Step[Shop]], Any]) -> Saga[Order]:
 
     @saga.step
     async def reserve(order: Order, step: Step[Shop]) -> Order:
+        await step.resources.work()
         step.resources.call(step)
         return order.with_("reserve")
 
     @reserve.compensation
     async def release(order: Order, step: Step[Shop]) -> None:
+        await step.resources.work()
         step.resources.call(step, Activity.COMPENSATION)
 
     async def charge_(order: Order, step: Step[Shop]) -> Order:
@@ -99,6 +108,7 @@ def _saga(name: str, charge: Callable[[Order, Step[Shop]], Any]) -> Saga[Order]:
     async def ship(order: Order, step: Step[Shop]) -> Order:
         if name == "stuck":
             raise NonRetryable("no carrier goes there")
+        await step.resources.work()
         step.resources.call(step)
         return order.with_("ship")
 
@@ -106,6 +116,7 @@ def _saga(name: str, charge: Callable[[Order, Step[Shop]], Any]) -> Saga[Order]:
 
 
 async def _charge(order: Order, step: Step[Shop]) -> None:
+    await step.resources.work()
     step.resources.call(step)
 
 

@@ -36,6 +36,8 @@ from tests.support.failpoints import LOOKS_AGAIN_SOON, fail_point, look_again_at
 from tests.support.oracle import check
 from tests.support.waiting import eventually
 
+pytestmark = pytest.mark.slow
+
 T = TypeVar("T")
 
 POLL: Final = timedelta(milliseconds=20)

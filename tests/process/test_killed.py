@@ -146,7 +146,7 @@ async def start_until(
             await eventually(room, what="the workers keep up", within_s=60)
 
 
-async def test_a_run_that_kills_its_worker_every_time_is_held_and_harms_no_other(
+async def test_a_run_that_kills_its_worker_every_time_is_held_and_loses_nothing_of_its_neighbours(
     client: Client, store: MongoStore, database: Any, workers: Workers
 ) -> None:
     killer = await client.start(fulfil(), Job(plan="exit"), key="killer")

@@ -137,11 +137,15 @@ async def test_a_server_that_does_not_answer_is_unavailable_once_patience_is_spe
     gc.collect()  # the driver leaves a socket behind that it was just connecting; its warning belongs here
 
 
-async def test_a_cancellation_that_the_driver_swallows_is_not_taken_for_a_passing_fault(driver: str) -> None:
-    # What was cancelled may come out of the driver as a lost connection. To try again then would be to ignore it.
+@pytest.mark.parametrize("comes_out_as", ["an answer", "a lost connection"])
+async def test_a_cancellation_that_the_driver_swallows_is_a_cancellation_all_the_same(
+    driver: str, comes_out_as: str
+) -> None:
+    # PyMongo sends with asyncio.wait_for, and that of Python 3.11 forgets a cancellation that arrives as it finishes:
+    # three in a hundred are lost where a task does nothing but ask. Whoever asks in a loop would go on for ever.
     tries = 0
 
-    async def swallows() -> None:
+    async def swallows() -> str:
         nonlocal tries
         tries += 1
         try:
@@ -149,7 +153,9 @@ async def test_a_cancellation_that_the_driver_swallows_is_not_taken_for_a_passin
         except asyncio.CancelledError:
             if tries > 1:
                 raise
-            raise AutoReconnect("operation cancelled") from None
+            if comes_out_as == "a lost connection":
+                raise AutoReconnect("operation cancelled") from None
+        return "an answer"
 
     task = asyncio.create_task(Patience(timedelta(seconds=9), timedelta(seconds=9)).call("swallow", swallows))
     await asyncio.sleep(0)

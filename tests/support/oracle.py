@@ -426,7 +426,9 @@ class Oracle:
         if stop.decision is Decision.REFUSED:
             if state is State.CANCELLED:
                 yield "The stop was refused and the run is cancelled."
-            if not noted and state in HELD | SETTLED:
+            # A held run has no holder who could note it: whoever drives it next does.
+            while_held = self.run.held is not None and state in HELD and self.run.held.since <= stop.asked_at
+            if not noted and state in HELD | SETTLED and not while_held:
                 yield "The stop was refused, the run is at rest, and its journal does not say so."
             return
         if state in (State.COMPLETED, State.FORWARD_INCOMPLETE, State.IN_DOUBT, State.FAILED):
