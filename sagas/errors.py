@@ -9,6 +9,12 @@
     ├── RunNotFound            no run has this id
     ├── OperatorRefused        an operator's verb does not apply to this run now; the reason is named
     ├── Unreadable             stored bytes are not what they should be
+    ├── CannotOpen             a sealed payload does not open now; `failure` says what that means for its run
+    │   ├── KeyUnavailable     transient: the key service is throttled or away, try again later
+    │   ├── KeyDenied          the key service refuses us: give this process the right to use the master key
+    │   ├── KeyLost            destroyed, disabled, unknown: bring the key back, if it can be
+    │   ├── Tampered           the key is there, and these bytes were not sealed with it for this place
+    │   └── NoKeyring          this process was given no keyring
     ├── ResultTimeout          the run has not come to rest within the timeout; it goes on
     ├── ClientClosed           the client was closed while a result was waited for; the run goes on
     ├── RunDidNotComplete      the run came to rest otherwise than completed
@@ -27,6 +33,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from enum import StrEnum
+from typing import ClassVar
 
 from sagas_store.errors import (
     FenceLost,
@@ -40,6 +48,7 @@ from sagas_store.errors import (
 from sagas_store.states import State
 
 __all__ = [
+    "CannotOpen",
     "ClientClosed",
     "DefinitionError",
     "ErrorDetail",
@@ -47,7 +56,12 @@ __all__ = [
     "InvalidInput",
     "JournalMisfit",
     "KeyConflict",
+    "KeyDenied",
+    "KeyLost",
+    "KeyUnavailable",
+    "NoKeyring",
     "NonRetryable",
+    "OpenFailure",
     "OperatorRefused",
     "PayloadTooLarge",
     "ResultTimeout",
@@ -63,6 +77,7 @@ __all__ = [
     "StoreError",
     "StoreRefused",
     "StoreUnavailable",
+    "Tampered",
     "Unreadable",
     "UnsafeServer",
 ]
@@ -147,6 +162,68 @@ class Unreadable(SagaError):
     def __init__(self, what: str, problem: str) -> None:
         super().__init__(f"{what}: {problem}")
         self.what = what
+
+
+class OpenFailure(StrEnum):
+    """What it means for a run that one of its payloads does not open."""
+
+    TRANSIENT = "transient"
+    """Nothing is known of the key: the attempt is given back, and nothing is counted."""
+    DENIED = "denied"
+    """We may not use the key: transient for a bounded time, then lost."""
+    LOST = "lost"
+    """The key is gone, or the bytes are not its: counted, and in the end the run is quarantined."""
+
+
+class CannotOpen(SagaError):
+    """A sealed payload, or its key, does not open now. `why` says so without a byte of either."""
+
+    failure: ClassVar[OpenFailure]
+
+    def __init__(self, tenant: str | None, key_id: str | None, why: str) -> None:
+        super().__init__(
+            (f"tenant {tenant!r}" if tenant is not None else "no tenant")
+            + (f", key {key_id}" if key_id is not None else "")
+            + f": {why}"
+        )
+        self.tenant = tenant
+        self.key_id = key_id
+        """None where not even a key is known: the tenant has none."""
+        self.why = why
+
+
+class KeyUnavailable(CannotOpen):
+    """The key cannot be had for the moment: its service is throttled, unreachable or failing. Try again later."""
+
+    failure = OpenFailure.TRANSIENT
+
+
+class KeyDenied(CannotOpen):
+    """The key service refuses this process. Check its credentials and the master key's policy."""
+
+    failure = OpenFailure.DENIED
+
+
+class KeyLost(CannotOpen):
+    """The key is destroyed, disabled, or not known. Nothing of this process brings it back."""
+
+    failure = OpenFailure.LOST
+
+
+class Tampered(CannotOpen):
+    """The key is at hand and authentication failed: the bytes were altered, cut, or moved here from elsewhere.
+
+    Either somebody or something changed the database behind our back, or a restore mixed two states of it. The key
+    itself is in order, so bringing a key back is not what helps.
+    """
+
+    failure = OpenFailure.LOST
+
+
+class NoKeyring(CannotOpen):
+    """The payload is sealed and this process was given no keyring. Another worker may have one."""
+
+    failure = OpenFailure.LOST
 
 
 class JournalMisfit(SagaError):

@@ -28,7 +28,8 @@ def rendered() -> dict[str, str]:
             "purpose": spec.purpose,
             "primary_key_serves": spec.primary_key_serves,
             "indexes": [
-                {"name": i.name, "keys": i.keys, "partial": i.partial, "serves": i.serves} for i in spec.indexes
+                {"name": i.name, "keys": i.keys, "unique": i.unique, "partial": i.partial, "serves": i.serves}
+                for i in spec.indexes
             ],
             "validator": spec.validator,
         }

@@ -7,6 +7,7 @@
         ├── StopFirst             a stop was recorded that the holder does not know of: look at it first
         ├── WrongState            the run is no longer in the state that the move starts from
         ├── RunExists             a run with this id is there already: compare it with what you meant to start
+        ├── KeyIdTaken            another data key has this id: draw another one
         ├── RecordTooLarge        more bytes than one document may hold: make the payload smaller
         ├── UnsafeServer          the server cannot keep the store's promises: change the server, the reason is named
         ├── SchemaMismatch        the database does not hold what this version expects: apply the schema
@@ -24,6 +25,7 @@ from collections.abc import Sequence
 __all__ = [
     "FenceLost",
     "IllegalTransition",
+    "KeyIdTaken",
     "NoConnection",
     "RecordTooLarge",
     "RunExists",
@@ -91,6 +93,14 @@ class RunExists(StoreError):
     def __init__(self, run_id: str) -> None:
         super().__init__(f"run {run_id}: exists already")
         self.run_id = run_id
+
+
+class KeyIdTaken(StoreError):
+    """Another data key has this id already; nothing was kept. Ids are random: draw another one."""
+
+    def __init__(self, key_id: str) -> None:
+        super().__init__(f"key {key_id}: another key has this id")
+        self.key_id = key_id
 
 
 class RecordTooLarge(StoreError):

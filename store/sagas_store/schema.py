@@ -19,6 +19,7 @@ from sagas_store.entries import Cause, Kind
 from sagas_store.errors import SchemaMismatch
 from sagas_store.faults import Patience
 from sagas_store.journal import JOURNAL_SPEC_NAME
+from sagas_store.keys import KEYS_SPEC_NAME, KeyState, Purpose
 from sagas_store.runs import RUNS_SPEC_NAME
 from sagas_store.states import HELD, OPEN, SETTLED, Decision, Phase, State
 
@@ -36,9 +37,12 @@ class IndexSpec:
     serves: tuple[str, ...]
     """The named queries that this index answers; each is explained against a real server by the tests."""
     partial: Document | None = None
+    unique: bool = False
 
     def model(self) -> IndexModel:
         more: dict[str, Any] = {"partialFilterExpression": self.partial} if self.partial is not None else {}
+        if self.unique:
+            more["unique"] = True
         return IndexModel(list(self.keys), name=self.name, **more)
 
 
@@ -149,6 +153,39 @@ _ENTRY: Final = _closed(
     },
 )
 
+_KEY: Final = _closed(
+    ["_id", "purpose", "state", "created_at", "master"],
+    {
+        "_id": {"bsonType": "string", "pattern": "^[0-9a-f]{16}$"},
+        "tenant": {"bsonType": "string", "minLength": 1},
+        "purpose": _words(Purpose),
+        "state": _words(KeyState),
+        "created_at": _DATE,
+        "retired_at": _DATE,
+        "destroyed_at": _DATE,
+        "master": _STRING,
+        "wrapped": _BYTES,
+    },
+)
+
+# A destroyed key has no wrapped bytes, and no other key is without them.
+_KEY_SHAPES: Final = [
+    {
+        "allOf": [
+            {"properties": {"state": _words({KeyState.ACTIVE, KeyState.RETIRED})}},
+            _with("wrapped", present=True),
+            _with("destroyed_at", present=False),
+        ]
+    },
+    {
+        "allOf": [
+            {"properties": {"state": _words({KeyState.DESTROYED})}},
+            _with("wrapped", present=False),
+            _with("destroyed_at", present=True),
+        ]
+    },
+]
+
 SCHEMA: Final = (
     CollectionSpec(
         name=RUNS_SPEC_NAME,
@@ -180,6 +217,26 @@ SCHEMA: Final = (
         validator={"$jsonSchema": _ENTRY},
         indexes=(),
         primary_key_serves=("append", "load", "load_many", "last_context"),
+    ),
+    CollectionSpec(
+        name=KEYS_SPEC_NAME,
+        purpose="one document per data key of a tenant, wrapped by a master key that is kept elsewhere",
+        validator={"$jsonSchema": {**_KEY, "oneOf": _KEY_SHAPES}},
+        indexes=(
+            IndexSpec(
+                name="active",
+                keys=(("tenant", 1), ("purpose", 1)),
+                partial={"state": KeyState.ACTIVE},
+                unique=True,
+                serves=("newest_active",),
+            ),
+            IndexSpec(
+                name="of_tenant",
+                keys=(("tenant", 1), ("created_at", 1), ("_id", 1)),
+                serves=("list_of_tenant", "destroy"),
+            ),
+        ),
+        primary_key_serves=("get", "insert_first", "rotate", "rewrap", "page"),
     ),
 )
 

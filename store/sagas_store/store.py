@@ -16,6 +16,7 @@ from sagas_store.errors import FenceLost, StoreUnavailable
 from sagas_store.faults import Patience, is_worth_committing_again
 from sagas_store.interventions import Interventions
 from sagas_store.journal import JOURNAL_SPEC_NAME, Journal
+from sagas_store.keys import KEYS_SPEC_NAME, Keys
 from sagas_store.runs import RUNS_SPEC_NAME, Runs
 from sagas_store.schema import Schema
 from sagas_store.server import refuse_unsafe
@@ -28,7 +29,7 @@ __all__ = ["MongoStore"]
 
 
 class MongoStore:
-    """Runs and their journals in the collections `sagas.runs` and `sagas.journal` of a database.
+    """Runs, their journals and wrapped keys in `sagas.runs`, `sagas.journal` and `sagas.keys` of a database.
 
     Takes a database of `pymongo.AsyncMongoClient`, or of Motor. Opens nothing by itself; the application owns the
     client and closes it. Safe to share between a client and a worker of one event loop.
@@ -54,6 +55,7 @@ class MongoStore:
         runs = self._driver.collection(prefix + RUNS_SPEC_NAME)
         self.runs = Runs(runs, self._patience)
         self.journal = Journal(self._driver.collection(prefix + JOURNAL_SPEC_NAME), self._patience)
+        self.keys = Keys(self._driver, self._driver.collection(prefix + KEYS_SPEC_NAME), self._patience)
         self.schema = Schema(self._driver, prefix, self._patience)
         self.interventions = Interventions(runs, self.runs, self.journal, self._patience, self.commit_together)
         self.hints = Hints(self._driver, runs)
