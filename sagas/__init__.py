@@ -10,12 +10,17 @@ from __future__ import annotations
 from sagas.client import Client, JournalLine, Run, RunInfo, RunPage, Start, StopMany
 from sagas.definition import Fate, Saga, Step, StepDefinition
 from sagas.errors import (
+    CannotOpen,
     ClientClosed,
     DefinitionError,
     ErrorDetail,
     FenceLost,
     InvalidInput,
     KeyConflict,
+    KeyDenied,
+    KeyLost,
+    KeyUnavailable,
+    NoKeyring,
     NonRetryable,
     OperatorRefused,
     PayloadTooLarge,
@@ -32,16 +37,20 @@ from sagas.errors import (
     StoreError,
     StoreRefused,
     StoreUnavailable,
+    Tampered,
     Unreadable,
     UnsafeServer,
 )
-from sagas.executor import Limits
+from sagas.keyring import Keyring
+from sagas.limits import Limits
 from sagas.operator import BulkResult, Operator
 from sagas.policy import RetryPolicy
 from sagas.stopping import StopAnswer, StopOutcome, StopPreview, Undo
 from sagas.worker import Worker, WorkerOptions
+from sagas.wrapping import LocalKeyWrapper
 from sagas_store import MongoStore
 from sagas_store.entries import Kind
+from sagas_store.runs import HeldGroup
 from sagas_store.states import HELD, OPEN, SETTLED, State
 
 __all__ = [
@@ -49,18 +58,26 @@ __all__ = [
     "OPEN",
     "SETTLED",
     "BulkResult",
+    "CannotOpen",
     "Client",
     "ClientClosed",
     "DefinitionError",
     "ErrorDetail",
     "Fate",
     "FenceLost",
+    "HeldGroup",
     "InvalidInput",
     "JournalLine",
     "KeyConflict",
+    "KeyDenied",
+    "KeyLost",
+    "KeyUnavailable",
+    "Keyring",
     "Kind",
     "Limits",
+    "LocalKeyWrapper",
     "MongoStore",
+    "NoKeyring",
     "NonRetryable",
     "Operator",
     "OperatorRefused",
@@ -91,6 +108,7 @@ __all__ = [
     "StoreError",
     "StoreRefused",
     "StoreUnavailable",
+    "Tampered",
     "Undo",
     "Unreadable",
     "UnsafeServer",

@@ -17,6 +17,7 @@ from pydantic import BaseModel
 from sagas.clock import new_token
 from sagas.definition import Saga
 from sagas.errors import (
+    CannotOpen,
     ClientClosed,
     ErrorDetail,
     InvalidInput,
@@ -29,11 +30,14 @@ from sagas.errors import (
     RunRolledBack,
     Unreadable,
 )
-from sagas.executor import Limits
 from sagas.identity import run_id_of
+from sagas.keyring import keys_of, opened_text
+from sagas.limits import Limits
 from sagas.log import get_logger
-from sagas.payload import NotJournalable, dump_context, load_context, load_error
-from sagas.stopping import StopAnswer, StopOutcome, StopPreview, answer, check_words, dump_reason, load_reason, preview
+from sagas.payload import NotJournalable, dump_context, dump_text, load_context, load_error, load_text
+from sagas.sealing import Opener, Slot, place_of_payload, place_of_reason
+from sagas.stopping import StopAnswer, StopOutcome, StopPreview, answer, check_words, preview
+from sagas.tenancy import Reach, searchable
 from sagas_store import MongoStore
 from sagas_store.entries import Cause, Entry, Kind
 from sagas_store.errors import RunExists, StoreError
@@ -64,6 +68,7 @@ class Start(Generic[C]):
     due_at: datetime | None = None
     delay: timedelta | None = None
     deadline: datetime | timedelta | None = None
+    tenant: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +78,9 @@ class RunInfo:
     run_id: str
     saga: str
     version: int
+    tenant: str | None
     key: str | None
+    """The idempotency key. Where it is sealed, `Client.get` opens it if it can; lists leave it out."""
     state: State
     phase: str
     """`forward`, `past_gate` (the pivot has begun) or `rolling_back`."""
@@ -95,15 +102,26 @@ class RunInfo:
     overdue: bool
     """The deadline passed after the gate: the run goes on, late."""
     restarted_from: str | None
+    blocked_since: datetime | None = None
+    """Since when its payloads do not open, for runs that are on hold or quarantined because of it."""
+    blocked_by: str | None = None
+    """What kind of failure it is: `KeyUnavailable`, `KeyDenied`, `KeyLost`, `Tampered`."""
+    blocked_why: str | None = None
+    blocked_key: str | None = None
+    """The id of the key that does not open it."""
+    blocked_count: int = 0
+    """How many claims found the key lost."""
 
     @classmethod
-    def of(cls, record: RunRecord) -> RunInfo:
-        """From the store's record."""
+    def of(cls, record: RunRecord, *, key: str | None = None) -> RunInfo:
+        """From the store's record, and the idempotency key where that was sealed."""
+        blocked = record.blocked if record.state in (State.PENDING, State.QUARANTINED) else None
         return cls(
             run_id=record.run_id,
             saga=record.saga,
             version=record.version,
-            key=record.key,
+            tenant=record.tenant,
+            key=record.key if record.key is not None else key,
             state=record.state,
             phase=str(record.phase),
             attempts=record.attempts,
@@ -120,6 +138,11 @@ class RunInfo:
             deadline=record.deadline,
             overdue=record.overdue,
             restarted_from=record.restarted_from,
+            blocked_since=blocked.since if blocked else None,
+            blocked_by=blocked.failure if blocked else None,
+            blocked_why=blocked.why if blocked else None,
+            blocked_key=blocked.key_id if blocked else None,
+            blocked_count=blocked.count if blocked else 0,
         )
 
 
@@ -152,6 +175,8 @@ class JournalLine:
     by: str | None
     """Who asked, for what a person did: a stop, a resume, a verdict."""
     reason: str | None
+    unopened: str | None = None
+    """Why an error or a reason that is there cannot be shown: its key is away or lost, or it was tampered with."""
 
 
 @dataclass(slots=True)
@@ -171,9 +196,14 @@ class StopMany:
 class Client:
     """Starts and observes runs. `run = await Client(store).start(fulfil_order, order, key="order-10248")`."""
 
-    def __init__(self, store: MongoStore, *, limits: Limits | None = None) -> None:
-        """`limits` should be the workers': what they could not journal should not be started."""
+    def __init__(self, store: MongoStore, *, tenant: str | None = None, limits: Limits | None = None) -> None:
+        """`limits` should be the workers': what they could not journal should not be started.
+
+        With a `tenant` it is bound: it starts, sees and stops that tenant's runs alone. Unbound, it reaches all.
+        """
         self._store = store
+        self._keys = keys_of(store)
+        self._reach = Reach(tenant)
         self._limits = limits or Limits()
         self._rest = _Rest(store)
 
@@ -199,19 +229,21 @@ class Client:
         due_at: datetime | None = None,
         delay: timedelta | None = None,
         deadline: datetime | timedelta | None = None,
+        tenant: str | None = None,
         session: Any = None,
     ) -> Run[C]:
-        """Start a run, durably, and return its handle. With a `key`, at most one run of the saga ever has it.
+        """Start a run, durably, and return its handle. With a `key`, at most one run of the saga (and tenant) has it.
 
         The same key with the same input returns the run that is there (`created` is False), however often and from
         wherever it is asked; with another input it raises KeyConflict. `due_at` (aware) or `delay` say when it may
         begin; the default is now. `deadline` (aware, or how long from now; default: the saga's) says until when the
         pivot must be reached, else the run is undone (`timed_out`). With `session`, the run exists if and only if the
         caller's transaction commits.
-        Raises InvalidInput, PayloadTooLarge, DefinitionError, StoreUnavailable (start again with the same key).
+        Raises InvalidInput, PayloadTooLarge, DefinitionError, StoreUnavailable (start again with the same key); with a
+        keyring also CannotOpen, when the tenant's key cannot be had.
         """
         await self._store.ready()
-        run, read_back = self._new_run(saga, Start(context, key, due_at, delay, deadline))
+        run, read_back = await self._new_run(saga, Start(context, key, due_at, delay, deadline, tenant))
         created = True
         try:
             if session is not None:
@@ -222,7 +254,7 @@ class Client:
             stored = await self._store.runs.get(run.run_id)
             if stored is None and session is not None:  # started by this very transaction: nobody else sees it yet
                 stored = await self._store.runs.get_in(session, run.run_id)
-            _same_input(saga, run, read_back, stored)
+            await self._same_input(saga, run, key, read_back, stored)
             created = False
         return Run(self, saga, run.run_id, created=created)
 
@@ -233,12 +265,14 @@ class Client:
         the others were started, so repeating the call without the conflicting one is safe.
         """
         await self._store.ready()
-        new = [self._new_run(saga, start) for start in starts]
+        starts = list(starts)
+        new = [await self._new_run(saga, start) for start in starts]
+        keys = {run.run_id: start.key for (run, _), start in zip(new, starts, strict=True)}
         existing: set[str] = set()
         first: dict[str, C] = {}
         for run, context in new:
             if first.setdefault(run.run_id, context) != context:
-                raise KeyConflict(saga.name, run.key or "", run.run_id)
+                raise KeyConflict(saga.name, keys[run.run_id] or "", run.run_id)
         distinct = {run.run_id: run for run, _ in new}
         runs = list(distinct.values())
         for begin in range(0, len(runs), _BATCH_MAX):
@@ -248,53 +282,85 @@ class Client:
             batch = compared[begin : begin + _COMPARED_MAX]
             stored = await self._store.runs.get_many([run.run_id for run in batch])
             for run in batch:
-                _same_input(saga, run, first[run.run_id], stored.get(run.run_id))
+                await self._same_input(saga, run, keys[run.run_id], first[run.run_id], stored.get(run.run_id))
         return [Run(self, saga, run.run_id, created=run.run_id not in existing) for run, _ in new]
 
-    def _new_run(self, saga: Saga[C], start: Start[C]) -> tuple[NewRun, C]:
+    async def _new_run(self, saga: Saga[C], start: Start[C]) -> tuple[NewRun, C]:
         if not isinstance(saga, Saga):
             raise InvalidInput("saga", f"must be a Saga, not {type(saga).__name__}")
         try:
             payload, read_back = dump_context(saga.context, start.context)
         except NotJournalable as error:
             raise InvalidInput("context", str(error).replace("it returned", "is")) from None
-        if len(payload) > self._limits.context_bytes_max:
-            raise PayloadTooLarge("the context", len(payload), self._limits.context_bytes_max)
-        key = start.key
-        if key is not None:
-            _check_key(key)
+        tenant = self._reach.choose(start.tenant)
         now = self._store.clock.now()
         due_at = _due(now, start.due_at, start.delay)
+        deadline = _deadline(now, due_at, start.deadline if start.deadline is not None else saga.deadline)
+        key = start.key
+        run_id = await self._run_id(saga, key, tenant) if key is not None else new_token()
+        sealer = await self._keys.sealer(tenant, run_id)
+        stored = sealer.seal(Slot.INPUT, 0, payload)
+        if len(stored) > self._limits.context_bytes_max:
+            raise PayloadTooLarge("the context", len(stored), self._limits.context_bytes_max)
+        sealed = sealer.key_id is not None
         return NewRun(
-            run_id=run_id_of(saga.name, key) if key is not None else new_token(),
+            run_id=run_id,
             saga=saga.name,
             version=saga.version,
             fingerprint=saga.fingerprint,
-            input=payload,
+            input=stored,
             created_at=now,
             due_at=due_at,
-            key=key,
-            deadline=_deadline(now, due_at, start.deadline if start.deadline is not None else saga.deadline),
+            tenant=tenant,
+            key=None if sealed else key,
+            sealed_key=sealer.seal(Slot.KEY, 0, dump_text(key)) if sealed and key is not None else None,
+            keys=(sealer.key_id,) if sealer.key_id is not None else (),
+            deadline=deadline,
         ), read_back
+
+    async def _run_id(self, saga: Saga[Any], key: str, tenant: str | None) -> str:
+        _check_key(key)
+        lookup = await self._keys.lookup_key(tenant)
+        return lookup.run_id(saga.name, key) if lookup is not None else run_id_of(saga.name, key, tenant)
+
+    async def _same_input(
+        self, saga: Saga[C], run: NewRun, key: str | None, context: C, stored: RunRecord | None
+    ) -> None:
+        """The run exists: fine if it was started with the same input, however that was written then."""
+        if stored is None:
+            raise RunNotFound(run.run_id)
+        same = False
+        if stored.input is not None:
+            opener = await self._keys.opener(stored.tenant, run.run_id, [stored.input])
+            with contextlib.suppress(Unreadable):
+                there = opener.open(Slot.INPUT, 0, stored.input)
+                same = load_context(saga.context, there, "the stored input") == context
+        if not same:
+            raise KeyConflict(saga.name, key or "", run.run_id)
 
     # ---------------------------------------------------------------- reading
 
     async def get(self, run_id: str) -> RunInfo:
         """A run as a majority has it. Raises RunNotFound."""
-        return RunInfo.of(await self._record(run_id))
+        record = await self._record(run_id)
+        key = await opened_text(self._keys, record, Slot.KEY, 0, record.sealed_key)
+        return RunInfo.of(record, key=key)
 
-    def run(self, saga: Saga[C], *, run_id: str | None = None, key: str | None = None) -> Run[C]:
-        """A handle on a run that was started before, by its id or its key. Asks nothing yet."""
-        if (run_id is None) == (key is None):
-            raise InvalidInput("run_id, key", "give exactly one of them")
-        if key is not None:
-            _check_key(key)
-        return Run(self, saga, run_id if run_id is not None else run_id_of(saga.name, key or ""), created=False)
+    def run(self, saga: Saga[C], *, run_id: str) -> Run[C]:
+        """A handle on a run that was started before. Asks nothing yet."""
+        return Run(self, saga, run_id, created=False)
+
+    async def find(self, saga: Saga[C], *, key: str, tenant: str | None = None) -> Run[C]:
+        """A handle on the run of this saga with this key. Raises RunNotFound."""
+        run_id = await self._run_id(saga, key, self._reach.choose(tenant))
+        await self._record(run_id)
+        return Run(self, saga, run_id, created=False)
 
     async def runs(
         self,
         *,
         state: State | str | Iterable[State | str] | None = None,
+        tenant: str | None = None,
         saga: str | None = None,
         after: str | None = None,
         limit: int = 50,
@@ -305,7 +371,7 @@ class Client:
         """
         if not 1 <= limit <= _PAGE_MAX:
             raise InvalidInput("limit", f"must be from 1 to {_PAGE_MAX}")
-        chosen = RunFilter(states=_states(state), saga=saga)
+        chosen = RunFilter(states=_states(state), tenant=self._reach.choose(tenant), saga=saga)
         position = _position(after) if after is not None else None
         found = await self._store.runs.page(chosen, after=position, limit=limit + 1)
         page = found[:limit]
@@ -322,9 +388,22 @@ class Client:
         StoreUnavailable, after which asking again tells what was decided.
         """
         check_words(by, reason)
-        await self._store.ready()
-        first = await self._store.interventions.ask_stop(run_id, by=by, reason=dump_reason(reason))
-        return answer(await self._record(run_id), first=first)
+        run = await self._record(run_id)
+        sealed, key_id = await self._sealed_for_stop(run, reason)
+        first = await self._store.interventions.ask_stop(run_id, by=by, reason=sealed, key_id=key_id)
+        run = await self._record(run_id)
+        said = await opened_text(self._keys, run, Slot.STOP, 0, run.stop.reason if run.stop is not None else None)
+        return answer(run, first=first, reason=said)
+
+    async def _sealed_for_stop(self, run: RunRecord, reason: str) -> tuple[bytes | None, str | None]:
+        """The reason as it is stored, and its key; None where it cannot be sealed: a stop does not wait for a key."""
+        try:
+            sealer = await self._keys.sealer(run.tenant, run.run_id)
+        except CannotOpen:
+            return None, None
+        if sealer.key_id is None and run.keys:
+            return None, None  # this client has no keyring, and nothing of this run may lie in the clear
+        return sealer.seal(Slot.STOP, 0, dump_text(reason)), sealer.key_id
 
     async def preview_stop(self, run_id: str) -> StopPreview:
         """What a stop would do now: the compensations in order, or the refusal and why. Only reads."""
@@ -336,6 +415,7 @@ class Client:
         *,
         by: str,
         reason: str,
+        tenant: str | None = None,
         saga: str | None = None,
         key_prefix: str | None = None,
         started_before: datetime | None = None,
@@ -345,7 +425,12 @@ class Client:
         """Press Stop on every run that fits and has not ended, in bounded batches; a dry run previews each."""
         await self._store.ready()
         chosen = RunFilter(
-            states=OPEN | HELD, saga=saga, key_prefix=key_prefix, created_before=started_before, stopped=False
+            states=OPEN | HELD,
+            tenant=self._reach.choose(tenant),
+            saga=saga,
+            key_prefix=searchable(self._store, key_prefix),
+            created_before=started_before,
+            stopped=False,
         )
         result = StopMany(dry_run)
         after: RunPosition | None = None
@@ -365,13 +450,26 @@ class Client:
         return (await self.stop(run_id, by=by, reason=reason)).outcome
 
     async def journal(self, run_id: str) -> list[JournalLine]:
-        """The timeline of one run, oldest first. Raises RunNotFound."""
-        await self._record(run_id)
-        return [_line(entry) for entry in await self._store.journal.load(run_id)]
+        """The timeline of one run, oldest first. Raises RunNotFound.
+
+        What is sealed and cannot be opened is left out line by line, and `unopened` says why.
+        """
+        record = await self._record(run_id)
+        return await self._lines(record, await self._store.journal.load(run_id))
+
+    async def _lines(self, run: RunRecord, journal: list[Entry]) -> list[JournalLine]:
+        shown = [entry.reason for entry in journal]
+        shown += [entry.payload for entry in journal if _failed(entry)]
+        try:
+            opener: Opener | CannotOpen = await self._keys.opener(run.tenant, run.run_id, shown)
+        except CannotOpen as away:
+            opener = away
+        return [_line(entry, opener) for entry in journal]
 
     async def _record(self, run_id: str) -> RunRecord:
         await self._store.ready()
-        if (record := await self._store.runs.get(run_id)) is None:
+        record = await self._store.runs.get(run_id)
+        if record is None or not self._reach.covers(record):  # another tenant's is as unknown as none
             raise RunNotFound(run_id)
         return record
 
@@ -394,8 +492,10 @@ class Client:
 
     async def _outcome(self, saga: Saga[C], record: RunRecord) -> C:
         if record.state is State.COMPLETED:
-            payload = await self._store.journal.last_context(record.run_id)
-            return load_context(saga.context, payload if payload is not None else b"", f"run {record.run_id}: result")
+            seq, stored = await self._store.journal.last_context(record.run_id) or (0, b"")
+            opener = await self._keys.opener(record.tenant, record.run_id, [stored])
+            payload = opener.open(Slot.CONTEXT, seq, stored)
+            return load_context(saga.context, payload, f"run {record.run_id}: result")
         if record.held is not None and record.state in HELD:
             raise RunHeld(record.run_id, record.state, record.held.reason, record.held.since)
         journal = await self._store.journal.load(record.run_id)
@@ -406,8 +506,10 @@ class Client:
         failed = next((entry for entry in reversed(journal) if entry.kind is Kind.STEP_FAILED), None)
         if failed is None:  # stopped before anything ran, so there is nothing in the journal
             raise RunRolledBack(record.run_id, record.state, _REASONS[Cause.STOP])
-        error = _line(failed).error
+        (line,) = await self._lines(record, [failed])
+        error = line.error
         reason = f"step {failed.step} failed" + (f" with {error.type}" if error else "")
+        reason += f" (with what is sealed: {line.unopened})" if line.unopened else ""
         kind = RunFailed if record.state is State.FAILED else RunRolledBack
         raise kind(record.run_id, record.state, reason, step=failed.step, error=error)
 
@@ -562,18 +664,6 @@ def _seen(future: asyncio.Future[None]) -> None:
 # ---------------------------------------------------------------------------------------------- small things
 
 
-def _same_input(saga: Saga[C], run: NewRun, context: C, stored: RunRecord | None) -> None:
-    """The run exists: fine if it was started with the same input, however that was written then."""
-    if stored is None:
-        raise RunNotFound(run.run_id)
-    same = stored.input == run.input
-    if not same and stored.input is not None:
-        with contextlib.suppress(Unreadable):
-            same = load_context(saga.context, stored.input, "the stored input") == context
-    if not same:
-        raise KeyConflict(saga.name, run.key or "", run.run_id)
-
-
 def _check_key(key: object) -> None:
     if not (isinstance(key, str) and 0 < len(key) <= _KEY_MAX):
         raise InvalidInput("key", f"must be a text of 1 to {_KEY_MAX} characters")
@@ -648,9 +738,22 @@ def _position(cursor: str) -> RunPosition:
     return position
 
 
-def _line(entry: Entry) -> JournalLine:
-    failed = entry.kind.endswith(("_failed", "_retry_scheduled"))
+def _failed(entry: Entry) -> bool:
+    return entry.kind.endswith(("_failed", "_retry_scheduled"))
+
+
+def _line(entry: Entry, opener: Opener | CannotOpen) -> JournalLine:
     what = f"run {entry.run_id}, entry {entry.seq}"
+    error: ErrorDetail | None = None
+    reason: str | None = None
+    unopened: str | None = None
+    try:
+        if _failed(entry) and entry.payload is not None:
+            error = load_error(_opened(opener, place_of_payload(entry.kind, entry.seq), entry.payload), what)
+        if entry.reason is not None:
+            reason = load_text(_opened(opener, place_of_reason(entry.kind, entry.seq), entry.reason), what)
+    except CannotOpen as cannot:
+        unopened = str(cannot)
     return JournalLine(
         seq=entry.seq,
         at=entry.at,
@@ -662,8 +765,15 @@ def _line(entry: Entry) -> JournalLine:
         next=entry.next,
         due_at=entry.due_at,
         in_doubt=entry.in_doubt,
-        error=load_error(entry.payload, what) if failed and entry.payload is not None else None,
+        error=error,
         happened=entry.payload is not None if entry.kind in (Kind.PROBE_SUCCEEDED, Kind.VERDICT) else None,
         by=entry.by,
-        reason=load_reason(entry.reason, what) if entry.reason is not None else None,
+        reason=reason,
+        unopened=unopened,
     )
+
+
+def _opened(opener: Opener | CannotOpen, place: tuple[Slot, int], stored: bytes) -> bytes:
+    if isinstance(opener, CannotOpen):
+        raise opener
+    return opener.open(*place, stored)

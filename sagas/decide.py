@@ -304,6 +304,8 @@ class Progress(NamedTuple):
 
     def _intervened(self, entry: Entry) -> Progress:
         """What an operator did while no worker held the run. What was to begin next still is."""
+        if entry.kind is Kind.REQUEUED:
+            return self
         changed = self
         for index, step in enumerate(self.steps):
             changed = changed.with_step(index, step.eased(anew=entry.kind is Kind.RESUMED))
@@ -390,7 +392,7 @@ _NO_OUTCOME: Final = frozenset(
     {Kind.TAKEN_OVER, Kind.INTERRUPTED, Kind.STOP_REFUSED, Kind.PROBE_RETRY_SCHEDULED, Kind.PROBE_FAILED}
 )
 
-_BY_PERSONS: Final = frozenset({Kind.RESUMED, Kind.VERDICT, Kind.RETRIED_NOW})
+_BY_PERSONS: Final = frozenset({Kind.RESUMED, Kind.VERDICT, Kind.RETRIED_NOW, Kind.REQUEUED})
 
 _ACTIVITIES: Final = frozenset(activity.value for activity in Activity)
 

@@ -73,6 +73,8 @@ class Step(Generic[R]):
     step_key: str = ""
     """The step's own idempotency key, also for its compensation. Whoever has not seen it when it is undone should
     remember it and refuse it when it arrives late: the step's request may still be under way."""
+    tenant: str | None = None
+    """Whose run it is."""
     session: Any = None
     """For transactional steps: the driver's session; pass it to every operation that shall commit with its outcome."""
 

@@ -118,7 +118,8 @@ class KeyConflict(StartRefused):
 
     def __init__(self, saga: str, key: str, run_id: str) -> None:
         super().__init__(
-            f"saga {saga!r}: key {key!r} belongs to run {run_id}, which was started with another input; "
+            # Without the key: it may be an e-mail address, and errors end up in logs.
+            f"saga {saga!r}: this key belongs to run {run_id}, which was started with another input; "
             "use a new key for a new order, or the same input to get that run"
         )
         self.saga = saga
@@ -221,9 +222,9 @@ class Tampered(CannotOpen):
 
 
 class NoKeyring(CannotOpen):
-    """The payload is sealed and this process was given no keyring. Another worker may have one."""
+    """The payload is sealed and this process has no keyring. Another may have one: nothing is known of the key."""
 
-    failure = OpenFailure.LOST
+    failure = OpenFailure.TRANSIENT
 
 
 class JournalMisfit(SagaError):

@@ -43,45 +43,30 @@ from sagas.decide import (
     next_action,
 )
 from sagas.definition import Part, Saga, Step, StepKind
-from sagas.errors import FenceLost, InvalidInput, JournalMisfit, NonRetryable, Unreadable
+from sagas.errors import CannotOpen, FenceLost, JournalMisfit, NonRetryable, Unreadable
 from sagas.identity import compensation_key, step_key
+from sagas.keyring import ClaimRound, keys_of
 from sagas.lease import Lease
+from sagas.limits import Limits
 from sagas.payload import NotJournalable, dump_context, dump_error, load_context
 from sagas.policy import Failure
+from sagas.quarantine import next_hold
+from sagas.sealing import Sealer, Slot, Unsealed, place_of_payload
 from sagas_store import MongoStore
 from sagas_store.clock import EPOCH
 from sagas_store.entries import Cause, Entry, Kind
 from sagas_store.errors import StopFirst
 from sagas_store.faults import is_aborted_transaction
-from sagas_store.inserts import PAYLOAD_BYTES_MAX
-from sagas_store.runs import Claim, RunRecord, Stop
+from sagas_store.runs import Blocked, Claim, RunRecord, Stop
 from sagas_store.states import Decision, Phase, State
 
-__all__ = ["Attempt", "Executor", "Limits", "Parked"]
+__all__ = ["Attempt", "Executor", "Parked"]
 
 _REREADS_MAX: Final = 8
 """How often a takeover reads the journal again because the holder before is still writing to it."""
 
 Parked: Final = State.PENDING
 """What an attempt ends in when the run goes on later: parked for a retry, or handed back by a drain."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """How large things may be, as stored."""
-
-    context_bytes_max: int = 1024 * 1024
-    """One context. MongoDB's own limit for a document is 16 MiB; a run rewrites its context at every step."""
-    run_bytes_max: int = 64 * 1024 * 1024
-    """All contexts of one run together. Room for the pivot and everything after it is checked before the pivot."""
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.context_bytes_max <= PAYLOAD_BYTES_MAX:
-            raise InvalidInput(
-                "Limits.context_bytes_max", f"must be from 1 to {PAYLOAD_BYTES_MAX:,} (a document's room)"
-            )
-        if self.run_bytes_max < self.context_bytes_max:
-            raise InvalidInput("Limits.run_bytes_max", "must not be less than context_bytes_max")
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +112,7 @@ class Executor:
     ) -> None:
         """`park_after`: a wait longer than this frees the worker."""
         self.store = store
+        self.keys = keys_of(store)
         self.sagas = sagas
         self.worker = worker
         self.resources = resources
@@ -137,15 +123,19 @@ class Executor:
         self.thread_calls: set[Future[Any]] = set()
         """Plain functions that are running, also those that were broken off and cannot be ended."""
 
-    def attempt(self, run: RunRecord, entries: list[Entry], lease: Lease) -> Attempt:
-        """One attempt at a claimed run with this journal."""
-        return Attempt(self, run, entries, lease)
+    def attempt(
+        self, run: RunRecord, entries: list[Entry], lease: Lease, claim_round: ClaimRound | None = None
+    ) -> Attempt:
+        """One attempt at a claimed run with this journal. Runs claimed together share what is learnt of their keys."""
+        return Attempt(self, run, entries, lease, claim_round)
 
 
 class Attempt:
     """One claim of a run being driven by one worker."""
 
-    def __init__(self, shared: Executor, run: RunRecord, entries: list[Entry], lease: Lease) -> None:
+    def __init__(
+        self, shared: Executor, run: RunRecord, entries: list[Entry], lease: Lease, claim_round: ClaimRound | None
+    ) -> None:
         assert run.claim is not None, run.run_id
         self.run = run
         self.lease = lease
@@ -156,7 +146,14 @@ class Attempt:
         self._entries = entries
         self._progress = Progress.of(self._saga)
         self._gate_passed = run.gate_passed_at is not None
-        self._payload = run.input or b""
+        self._claim_round = claim_round
+        self._sealer: Sealer = Unsealed(run.tenant, run.run_id)
+        """Of this run; the real one once its payloads were opened. Then no key service can come between an outcome and
+        the journal any more."""
+        self.blocked_by: CannotOpen | None = None
+        """Why the run could not be opened, and was given back or quarantined."""
+        self._payload = b""
+        """The newest context, opened."""
         self._context: BaseModel | None = None
         """The context of `_payload`, not yet handed out. A step may change it in place, so each try gets its own."""
         self._scope: asyncio.Timeout | None = None
@@ -233,7 +230,10 @@ class Attempt:
         Raises FenceLost and LeaseLapsed when somebody else drives it or may, StoreUnavailable when the database does
         not answer: the attempt is over, and the journal says all there is to know.
         """
-        misfit = await self._load()
+        try:
+            misfit = await self._load()
+        except CannotOpen as error:
+            return await self._block(error)
         while True:
             try:
                 left_in = await self._hold(misfit) if misfit is not None else await self._advance()
@@ -310,17 +310,40 @@ class Attempt:
             )
         try:
             await self._take_over()
-        except JournalMisfit as misfit:
-            return Hold(State.BROKEN, str(misfit))
-        try:
             self._context = load_context(self._saga.context, self._payload, "the context")
-        except Unreadable as error:
-            return Hold(State.BROKEN, str(error))
+        except (JournalMisfit, Unreadable) as unfit:
+            return Hold(State.BROKEN, str(unfit))
         return None
 
+    async def _block(self, error: CannotOpen) -> State:
+        """Give the run back for a while, or quarantine it: `sagas.quarantine` says which and for how long."""
+        self.blocked_by = error
+        before = self.run.blocked
+        hold = next_hold(
+            error.failure,
+            count=before.count if before is not None else 0,
+            denied_since=before.denied_since if before is not None else None,
+            now=self._now(),
+            lease=self.lease.length,
+        )
+        blocked = Blocked(
+            count=hold.count,
+            since=before.since if before is not None else self._now(),
+            key_id=error.key_id,
+            failure=type(error).__name__,
+            why=error.why,
+            denied_since=hold.denied_since,
+        )
+        reason = f"{type(error).__name__}: {error.why}" if hold.quarantine else None
+        await self._store.runs.block(self.run, blocked, wait=hold.wait, quarantine=reason)
+        return State.QUARANTINED if hold.quarantine else Parked
+
     async def _take_over(self) -> None:
-        """Fold the journal and, unless this is the first attempt, fence whoever drove the run before."""
-        payload_of: dict[int | None, bytes] = {None: self._payload}
+        """Fold the journal, open the newest context, and, unless this is the first attempt, fence whoever was before.
+
+        Opened first: an attempt that cannot read leaves no entry.
+        """
+        payload_of: dict[int | None, bytes] = {None: self.run.input or b""}
         for reread in range(_REREADS_MAX + 1):
             if any(entry.attempt > self._claim.attempt for entry in self._entries):
                 # We were frozen between claiming and reading. A later attempt has the run, and no number would stop us.
@@ -328,7 +351,7 @@ class Attempt:
             for entry in self._entries[self._progress.seq :]:
                 self._progress = self._progress.after(entry)
                 payload_of[entry.seq] = entry.payload or b""
-            self._payload = payload_of[self._progress.context_seq]
+            await self._open(self._progress.context_seq, payload_of[self._progress.context_seq])
             if self._claim.attempt == 1:
                 break
             try:
@@ -346,6 +369,18 @@ class Attempt:
         self._entries = []
         if self._progress.rollback is not None and self.run.phase is not Phase.ROLLING_BACK:
             await self._store.runs.show_rolling_back(self.run)  # the attempt before died on the way to it
+
+    async def _open(self, seq: int | None, stored: bytes) -> None:
+        """Get the run's keys, and the newest context. Raises CannotOpen, Unreadable."""
+        keys, run = self._shared.keys, self.run
+        self._sealer = await keys.sealer(run.tenant, run.run_id, [stored], claim_round=self._claim_round)
+        self._payload = self._open_context(seq, stored)
+        if self._sealer.key_id is not None and self._sealer.key_id not in run.keys:
+            await self._store.runs.note_key(run, self._sealer.key_id)
+
+    def _open_context(self, seq: int | None, stored: bytes) -> bytes:
+        place = (Slot.INPUT, 0) if seq is None else (Slot.CONTEXT, seq)
+        return self._sealer.open(*place, stored)
 
     def _facts(self) -> Facts:
         limits = self._shared.limits
@@ -520,6 +555,7 @@ class Attempt:
             attempt=self._claim.attempt,
             try_number=action.try_number,
             idempotency_key=make_key(self.run.run_id, name),
+            tenant=self.run.tenant,
             resources=self._shared.resources,
             fate=action.fate,
             step_key=step_key(self.run.run_id, name),
@@ -551,10 +587,11 @@ class Attempt:
         limits = self._shared.limits
         try:
             payload, context = dump_context(self._saga.context, value)
-            _fits("its context", len(payload), limits.context_bytes_max)
+            size_bytes = len(payload) + self._sealer.overhead_bytes
+            _fits("its context", size_bytes, limits.context_bytes_max)
             if action.step.kind in (StepKind.COMPENSATED, StepKind.UNCOMPENSATED):
                 # From the pivot on there is room: the gate saw to that.
-                _fits("the run's contexts together", self._progress.payload_bytes + len(payload), limits.run_bytes_max)
+                _fits("the run's contexts together", self._progress.payload_bytes + size_bytes, limits.run_bytes_max)
         except NotJournalable as error:
             # Pointless to repeat, but the function did return: what it was to do has probably happened.
             return _Raised(error, Failure(retryable=False, in_doubt=True))
@@ -570,13 +607,15 @@ class Attempt:
             in_doubt=verdict.in_doubt,
         )
 
-    def _entry(self, kind: Kind, action: Perform | None = None, **more: Any) -> Entry:
+    def _entry(self, kind: Kind, action: Perform | None = None, payload: bytes | None = None, **more: Any) -> Entry:
         if action is not None:
             more |= {"step": action.step.name, "try_number": action.try_number}
+        seq = self._progress.seq + 1
         return Entry(
             run_id=self.run.run_id,
-            seq=self._progress.seq + 1,
+            seq=seq,
             kind=kind,
+            payload=self._sealer.seal(*place_of_payload(kind, seq), payload) if payload is not None else None,
             at=_milliseconds(self._now()),
             attempt=self._claim.attempt,
             worker=self._claim.worker,
@@ -600,7 +639,7 @@ class Attempt:
     def _take(self, entry: Entry) -> None:
         """Go on from an entry that a transaction has committed."""
         self._progress = self._progress.after(entry)
-        self._payload, self._context = entry.payload or b"", None
+        self._payload, self._context = self._open_context(entry.seq, entry.payload or b""), None
 
 
 def _spared(action: Perform) -> bool:

@@ -7,13 +7,17 @@ import hashlib
 __all__ = ["compensation_key", "restart_id_of", "run_id_of", "step_key"]
 
 
-def run_id_of(saga: str, key: str) -> str:
+def run_id_of(saga: str, key: str, tenant: str | None = None) -> str:
     """The id of the run of `saga` with this key, as 32 hex digits. Derived: the primary key makes starts idempotent.
 
-    No second unique index is needed, and none could hold across the shards of a collection sharded by run.
+    Each tenant has keys of its own. Where payloads are sealed, the id comes from `LookupKey.run_id` instead. No second
+    unique index is needed, and none could hold across the shards of a collection sharded by run.
     """
     # The length keeps ("a", "b:c") and ("a:b", "c") apart.
-    return hashlib.sha256(f"{len(saga)}:{saga}:{key}".encode()).hexdigest()[:32]
+    place = f"{len(saga)}:{saga}:{key}"
+    if tenant is not None:
+        place = f"tenant:{len(tenant)}:{tenant}:{place}"  # the length of a saga's name is a number, so these differ
+    return hashlib.sha256(place.encode()).hexdigest()[:32]
 
 
 def restart_id_of(run_id: str) -> str:

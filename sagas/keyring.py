@@ -32,6 +32,7 @@ from typing import Any, Final, TypeVar, cast
 
 from sagas.clock import Monotonic, RandomBytes, monotonic, random_bytes
 from sagas.errors import CannotOpen, InvalidInput, KeyLost, KeyUnavailable, OpenFailure, StoreUnavailable
+from sagas.payload import load_text
 from sagas.sealing import (
     KEY_BYTES,
     KEY_ID_BYTES,
@@ -41,14 +42,17 @@ from sagas.sealing import (
     RunOpener,
     RunSealer,
     Sealer,
+    Slot,
     Unsealed,
     keys_needed,
 )
 from sagas.wrapping import KeyName, KeyWrapper, Wrapped
+from sagas_store import MongoStore
 from sagas_store.errors import KeyIdTaken
 from sagas_store.keys import KeyRecord, Keys, KeyState, NewKey, Purpose
+from sagas_store.runs import RunRecord
 
-__all__ = ["ClaimRound", "Keyring", "NoKeys", "Rewrapped"]
+__all__ = ["ClaimRound", "Keyring", "NoKeys", "Rewrapped", "keys_of", "opened_text"]
 
 T = TypeVar("T")
 K = TypeVar("K", DataKey, LookupKey)
@@ -445,6 +449,30 @@ class NoKeys:
 
     async def lookup_key(self, tenant: str | None) -> LookupKey | None:  # noqa: ARG002
         """None: idempotency keys are stored as they are."""
+        return None
+
+
+_NO_KEYS: Final = NoKeys()
+
+
+def keys_of(store: MongoStore) -> Keyring | NoKeys:
+    """What seals and opens for this store. Raises InvalidInput when it was given something that is no keyring."""
+    keyring = store.keyring
+    if keyring is None:
+        return _NO_KEYS
+    if not isinstance(keyring, Keyring):
+        raise InvalidInput("keyring", f"must be a sagas.Keyring, not {type(keyring).__name__}")
+    return keyring
+
+
+async def opened_text(keys: Keyring | NoKeys, run: RunRecord, slot: Slot, seq: int, stored: bytes | None) -> str | None:
+    """Words stored with a run; None where there are none, or they do not open here."""
+    if stored is None:
+        return None
+    try:
+        opener = await keys.opener(run.tenant, run.run_id, [stored])
+        return load_text(opener.open(slot, seq, stored), f"run {run.run_id}, {slot}")
+    except CannotOpen:
         return None
 
 

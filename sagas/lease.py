@@ -25,12 +25,14 @@ class LeaseLapsed(SagaError):
 class Lease:
     """The time for which a run may be driven. One object per run, renewed by the worker, checked by the executor."""
 
-    __slots__ = ("_length_s", "_lost", "_monotonic", "_until", "run_id", "token")
+    __slots__ = ("_length_s", "_lost", "_monotonic", "_until", "length", "run_id", "token")
 
     def __init__(self, run_id: str, token: str, length: timedelta, *, asked_at: float, monotonic: Monotonic) -> None:
         """`asked_at` is when the claim was sent: the server's lease began after that."""
         self.run_id = run_id
         self.token = token
+        self.length: Final = length
+        """As the server was asked for."""
         self._length_s = length.total_seconds() * (1 - _MARGIN)
         self._monotonic = monotonic
         self._until = asked_at + self._length_s

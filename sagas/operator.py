@@ -7,26 +7,31 @@ that the other was quicker.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import functools
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 from pydantic import BaseModel
 
 from sagas.clock import new_token
 from sagas.decide import Progress
 from sagas.definition import Saga
-from sagas.errors import InvalidInput, OperatorRefused, RunNotFound, SagaError
+from sagas.errors import InvalidInput, OperatorRefused, PayloadTooLarge, RunNotFound, SagaError
 from sagas.identity import restart_id_of
-from sagas.payload import NotJournalable, dump_context
-from sagas.stopping import check_words, dump_reason
+from sagas.keyring import ClaimRound, keys_of
+from sagas.limits import Limits
+from sagas.payload import NotJournalable, dump_context, dump_text
+from sagas.sealing import SEALED_OVERHEAD_BYTES, Slot, place_of_payload, place_of_reason
+from sagas.stopping import check_words
+from sagas.tenancy import Reach, searchable
 from sagas_store import MongoStore
 from sagas_store.entries import Entry, Kind
 from sagas_store.errors import RunExists, WrongState
-from sagas_store.runs import NewRun, RunFilter, RunPosition, RunRecord
+from sagas_store.runs import HeldGroup, NewRun, RunFilter, RunPosition, RunRecord
 from sagas_store.states import HELD, SETTLED, State
 
 __all__ = ["BulkResult", "Operator"]
@@ -35,6 +40,7 @@ C = TypeVar("C", bound=BaseModel)
 
 _BATCH: Final = 100
 _BULK_MAX: Final = 100_000
+_AT_ONCE: Final = 16
 
 _RESUMABLE: Final = frozenset({State.FORWARD_INCOMPLETE, State.COMPENSATION_FAILED, State.BROKEN, State.FAILED})
 _RESTARTABLE: Final = frozenset({State.COMPENSATED, State.CANCELLED, State.TIMED_OUT})
@@ -54,8 +60,12 @@ class BulkResult:
 class Operator:
     """Every verb takes `by` (who) and `reason` (why); both are journaled."""
 
-    def __init__(self, store: MongoStore) -> None:
+    def __init__(self, store: MongoStore, *, tenant: str | None = None, limits: Limits | None = None) -> None:
+        """With a `tenant` it is bound, and reaches that tenant's runs alone. `limits` should be the workers'."""
         self._store = store
+        self._keys = keys_of(store)
+        self._reach = Reach(tenant)
+        self._limits = limits or Limits()
 
     async def resume(self, run_id: str, *, by: str, reason: str) -> None:
         """Let a held run go on from its journal: spent tries begin anew, nothing that is done or undone is repeated.
@@ -70,7 +80,9 @@ class Operator:
                 run_id, run.state, "nobody knows whether its pivot happened; find out, and say so: verdict"
             )
         if run.state is State.QUARANTINED:
-            raise OperatorRefused(run_id, run.state, "its payload cannot be opened; bring the tenant's key back first")
+            raise OperatorRefused(
+                run_id, run.state, "its payload does not open; bring the key back, then requeue_quarantined"
+            )
         if run.state not in _RESUMABLE:
             raise OperatorRefused(run_id, run.state, _not_held(run))
         await self._move_on(run, Kind.RESUMED, by, reason)
@@ -92,16 +104,20 @@ class Operator:
             )
         if happened != (context is not None):
             raise InvalidInput("context", "give the pivot's context if it happened, and none if it did not")
-        payload = None
-        if context is not None:
-            try:
-                payload, _ = dump_context(saga.context, context)
-            except NotJournalable as error:
-                raise InvalidInput("context", str(error).replace("it returned", "is")) from None
+        payload = self._checked(saga, context) if context is not None else None
         progress = Progress.of(saga)
         for entry in await self._store.journal.load(run_id):
             progress = progress.after(entry)
         await self._move_on(run, Kind.VERDICT, by, reason, step=saga.steps[progress.succeeded].name, payload=payload)
+
+    def _checked(self, saga: Saga[C], context: C) -> bytes:
+        try:
+            payload, _ = dump_context(saga.context, context)
+        except NotJournalable as error:
+            raise InvalidInput("context", str(error).replace("it returned", "is")) from None
+        if len(payload) + SEALED_OVERHEAD_BYTES > self._limits.context_bytes_max:
+            raise PayloadTooLarge("the context", len(payload) + SEALED_OVERHEAD_BYTES, self._limits.context_bytes_max)
+        return payload
 
     async def retry_now(self, run_id: str, *, by: str, reason: str) -> None:
         """Cut the wait of a parked run short: it is due now. Raises OperatorRefused, RunNotFound."""
@@ -109,7 +125,7 @@ class Operator:
         if run.state is not State.PENDING:
             why = "it is under way already" if run.state is State.RUNNING else "it is not waiting for a retry"
             raise OperatorRefused(run_id, run.state, why)
-        if run.attempts == 0:
+        if run.attempts == 0 and run.blocked is None:
             raise OperatorRefused(
                 run_id, run.state, "it has not begun yet, so there is no wait for a retry to cut short"
             )
@@ -127,6 +143,9 @@ class Operator:
             raise OperatorRefused(run_id, run.state, _not_undone(run))
         now = self._store.clock.now()
         new_id = restart_id_of(run_id)
+        sealer = await self._keys.sealer(run.tenant, new_id)
+        before = await self._keys.opener(run.tenant, run_id, [run.input])
+        payload = before.open(Slot.INPUT, 0, run.input or b"")
         with contextlib.suppress(RunExists):  # restarted before
             await self._store.runs.insert(
                 NewRun(
@@ -134,15 +153,91 @@ class Operator:
                     saga=run.saga,
                     version=run.version,
                     fingerprint=run.fingerprint,
-                    input=run.input or b"",
+                    input=sealer.seal(Slot.INPUT, 0, payload),
+                    tenant=run.tenant,
+                    keys=(sealer.key_id,) if sealer.key_id is not None else (),
                     created_at=now,
                     due_at=now,
                     restarted_from=run_id,
                     started_by=by,
-                    started_reason=dump_reason(reason),
+                    started_reason=sealer.seal(Slot.RESTART, 0, dump_text(reason)),
                 )
             )
         return new_id
+
+    # ---------------------------------------------------------------- quarantine
+
+    async def list_held(self, *, status: State | Iterable[State] = HELD, tenant: str | None = None) -> list[HeldGroup]:
+        """How many runs are held, by state, tenant, and, where payloads do not open, key and kind of failure.
+
+        Opens no payload. The runs themselves: `Client.runs(state=..., tenant=...)`.
+        """
+        await self._store.ready()
+        states = frozenset([status] if isinstance(status, State) else status)
+        if others := states - HELD:
+            raise InvalidInput("status", f"{', '.join(sorted(others))}: not a state in which runs are held")
+        return await self._store.runs.held_groups(states, self._reach.choose(tenant))
+
+    async def requeue_quarantined(
+        self,
+        *,
+        by: str,
+        reason: str,
+        tenant: str | None = None,
+        runs: Iterable[str] | None = None,
+        limit: int = _BULK_MAX,
+        dry_run: bool = False,
+    ) -> BulkResult:
+        """Let quarantined runs go on, once their key is back: those of a tenant, or these. Each keeps its place.
+
+        Runs that are still on hold because their payloads do not open are made due, too. Before a run is changed its
+        key is asked for and its newest context opened: what does not open stays where it is, and `refused` says why. A
+        dry run does just that. To name neither tenant nor runs is refused when any of them has a tenant.
+        """
+        check_words(by, reason)
+        await self._store.ready()
+        tenant = self._reach.choose(tenant)
+        chosen = await self._blocked(tenant, limit) if runs is None else list(dict.fromkeys(runs))
+        result = BulkResult(dry_run)
+        together, at_once = ClaimRound(), asyncio.Semaphore(_AT_ONCE)
+
+        async def requeue(run_id: str) -> None:
+            async with at_once:
+                try:
+                    run = await self._read(run_id)
+                    await self._opens(run, together)
+                    if not dry_run:
+                        await self._move_on(run, Kind.REQUEUED, by, reason)
+                except SagaError as failed:
+                    result.refused[run_id] = failed.why if isinstance(failed, OperatorRefused) else str(failed)
+                else:
+                    result.done.append(run_id)
+
+        for begin in range(0, len(chosen), _BATCH):
+            await asyncio.gather(*map(requeue, chosen[begin : begin + _BATCH]))
+        return result
+
+    async def _blocked(self, tenant: str | None, limit: int) -> list[str]:
+        """Ids of runs that are held, or wait, because they do not open. Raises InvalidInput for tenants not named."""
+        found: list[str] = []
+        for chosen in (
+            RunFilter(states=frozenset({State.QUARANTINED}), tenant=tenant),
+            RunFilter(states=frozenset({State.PENDING}), tenant=tenant, blocked=True),
+        ):
+            if tenant is None and await self._store.runs.page(replace(chosen, tenanted=True), after=None, limit=1):
+                raise InvalidInput(
+                    "tenant, runs", "name one of them: some of the runs that do not open are of a tenant"
+                )
+            found += [run_id async for run_id in every(self._store, chosen, limit - len(found))]
+        return found
+
+    async def _opens(self, run: RunRecord, together: ClaimRound) -> None:
+        """Raise unless the run is blocked, and could go on: its newest context opens, the next one could be sealed."""
+        if run.state is not State.QUARANTINED and not (run.state is State.PENDING and run.blocked is not None):
+            raise OperatorRefused(run.run_id, run.state, "it is not held because of its key")
+        seq, stored = await self._store.journal.last_context(run.run_id) or (None, run.input or b"")
+        sealer = await self._keys.sealer(run.tenant, run.run_id, [stored], claim_round=together)
+        sealer.open(*((Slot.INPUT, 0) if seq is None else (Slot.CONTEXT, seq)), stored)
 
     # ---------------------------------------------------------------- in bulk
 
@@ -152,6 +247,7 @@ class Operator:
         by: str,
         reason: str,
         states: Iterable[State] = (State.FORWARD_INCOMPLETE, State.COMPENSATION_FAILED, State.BROKEN),
+        tenant: str | None = None,
         saga: str | None = None,
         key_prefix: str | None = None,
         started_before: datetime | None = None,
@@ -161,7 +257,11 @@ class Operator:
         """`resume` for every held run that fits, a hundred at a time; one that is refused stops none of the others."""
         check_words(by, reason)
         chosen = RunFilter(
-            states=frozenset(states) & _RESUMABLE, saga=saga, key_prefix=key_prefix, created_before=started_before
+            states=frozenset(states) & _RESUMABLE,
+            tenant=self._reach.choose(tenant),
+            saga=saga,
+            key_prefix=searchable(self._store, key_prefix),
+            created_before=started_before,
         )
         verb = functools.partial(self.resume, by=by, reason=reason)
         return await self._each(chosen, verb, limit=limit, dry_run=dry_run)
@@ -171,6 +271,7 @@ class Operator:
         *,
         by: str,
         reason: str,
+        tenant: str | None = None,
         saga: str | None = None,
         key_prefix: str | None = None,
         started_before: datetime | None = None,
@@ -180,7 +281,11 @@ class Operator:
         """`retry_now` for every parked run that fits."""
         check_words(by, reason)
         chosen = RunFilter(
-            states=frozenset({State.PENDING}), saga=saga, key_prefix=key_prefix, created_before=started_before
+            states=frozenset({State.PENDING}),
+            tenant=self._reach.choose(tenant),
+            saga=saga,
+            key_prefix=searchable(self._store, key_prefix),
+            created_before=started_before,
         )
         verb = functools.partial(self.retry_now, by=by, reason=reason)
         return await self._each(chosen, verb, limit=limit, dry_run=dry_run)
@@ -191,6 +296,7 @@ class Operator:
         by: str,
         reason: str,
         states: Iterable[State] = _RESTARTABLE,
+        tenant: str | None = None,
         saga: str | None = None,
         key_prefix: str | None = None,
         started_before: datetime | None = None,
@@ -200,10 +306,30 @@ class Operator:
         """`restart_as_new` for every undone run that fits. Those restarted before are not started again."""
         check_words(by, reason)
         chosen = RunFilter(
-            states=frozenset(states) & _RESTARTABLE, saga=saga, key_prefix=key_prefix, created_before=started_before
+            states=frozenset(states) & _RESTARTABLE,
+            tenant=self._reach.choose(tenant),
+            saga=saga,
+            key_prefix=searchable(self._store, key_prefix),
+            created_before=started_before,
         )
         verb = functools.partial(self.restart_as_new, by=by, reason=reason)
         return await self._each(chosen, verb, limit=limit, dry_run=dry_run)
+
+    def _chosen(
+        self,
+        states: Iterable[State],
+        tenant: str | None,
+        saga: str | None,
+        key_prefix: str | None,
+        started_before: datetime | None,
+    ) -> RunFilter:
+        return RunFilter(
+            states=frozenset(states),
+            tenant=self._reach.choose(tenant),
+            saga=saga,
+            key_prefix=searchable(self._store, key_prefix),
+            created_before=started_before,
+        )
 
     async def _each(
         self,
@@ -232,26 +358,35 @@ class Operator:
 
     async def _read(self, run_id: str) -> RunRecord:
         await self._store.ready()
-        if (run := await self._store.runs.get(run_id)) is None:
+        run = await self._store.runs.get(run_id)
+        if run is None or not self._reach.covers(run):  # another tenant's is as unknown as none
             raise RunNotFound(run_id)
         return run
 
-    async def _move_on(self, run: RunRecord, kind: Kind, by: str, reason: str, **more: Any) -> None:
+    async def _move_on(
+        self, run: RunRecord, kind: Kind, by: str, reason: str, *, step: str | None = None, payload: bytes | None = None
+    ) -> None:
         check_words(by, reason)
-        entry = Entry(
-            run_id=run.run_id,
-            seq=1,  # the store takes the next free one
-            kind=kind,
-            at=self._store.clock.now(),
-            attempt=run.attempts,
-            worker="operator",
-            token=new_token(),
-            by=by,
-            reason=dump_reason(reason),
-            **more,
-        )
+        sealer = await self._keys.sealer(run.tenant, run.run_id)
+        at, token = self._store.clock.now(), new_token()
+
+        def entry(seq: int) -> Entry:
+            return Entry(
+                run_id=run.run_id,
+                seq=seq,
+                kind=kind,
+                at=at,
+                attempt=max(1, run.attempts),
+                worker="operator",
+                token=token,
+                step=step,
+                by=by,
+                reason=sealer.seal(*place_of_reason(kind, seq), dump_text(reason)),
+                payload=sealer.seal(*place_of_payload(kind, seq), payload) if payload is not None else None,
+            )
+
         try:
-            await self._store.interventions.move_on(run, entry)
+            await self._store.interventions.move_on(run, entry, key_id=sealer.key_id)
         except WrongState as moved:
             raise OperatorRefused(
                 run.run_id, State(moved.state), "somebody else was quicker; look at it again"

@@ -18,7 +18,7 @@ from pydantic import BaseModel, ValidationError
 
 from sagas.errors import ErrorDetail, Unreadable
 
-__all__ = ["NotJournalable", "dump_context", "dump_error", "load_context", "load_error"]
+__all__ = ["NotJournalable", "dump_context", "dump_error", "dump_text", "load_context", "load_error", "load_text"]
 
 C = TypeVar("C", bound=BaseModel)
 
@@ -111,6 +111,22 @@ def load_error(payload: bytes, what: str) -> ErrorDetail:
     if not named or not all(isinstance(part, str) for part in detail.values()):
         raise Unreadable(what, "is not the record of an exception")  # no part of it is shown
     return ErrorDetail(**detail)
+
+
+def dump_text(text: str) -> bytes:
+    """A person's words, or an idempotency key."""
+    return _JSON + json.dumps(text).encode()
+
+
+def load_text(payload: bytes, what: str) -> str:
+    """The words back. Raises Unreadable."""
+    try:
+        text = json.loads(_text(payload, what))
+    except (ValueError, RecursionError):
+        text = None
+    if not isinstance(text, str):
+        raise Unreadable(what, "is not a text")
+    return text
 
 
 def _said(error: BaseException) -> str:

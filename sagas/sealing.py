@@ -31,6 +31,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from sagas.clock import RandomBytes, random_bytes
 from sagas.errors import KeyUnavailable, NoKeyring, Tampered, Unreadable
+from sagas_store.entries import Kind
 
 __all__ = [
     "KEY_BYTES",
@@ -45,6 +46,8 @@ __all__ = [
     "Slot",
     "Unsealed",
     "keys_needed",
+    "place_of_payload",
+    "place_of_reason",
 ]
 
 KEY_BYTES: Final = 32
@@ -142,8 +145,26 @@ class Opener(Protocol):
 class Sealer(Opener, Protocol):
     """Opens, and seals what is to be stored, of one run. Both are quick, and ask nobody."""
 
+    @property
+    def key_id(self) -> str | None:
+        """The key that it seals with; None where nothing is sealed."""
+
+    @property
+    def overhead_bytes(self) -> int:
+        """By how much what is stored is longer than the payload."""
+
     def seal(self, slot: Slot, seq: int, payload: bytes) -> bytes:
         """What to store of the payload. Sealing the same again gives other bytes."""
+
+
+def place_of_payload(kind: Kind, seq: int) -> tuple[Slot, int]:
+    """Where the payload of a journal's entry belongs."""
+    return (Slot.ERROR if kind.endswith(("_failed", "_retry_scheduled")) else Slot.CONTEXT), seq
+
+
+def place_of_reason(kind: Kind, seq: int) -> tuple[Slot, int]:
+    """Where the reason in a journal's entry belongs: a stop's is a copy of that on the run."""
+    return (Slot.STOP, 0) if kind in (Kind.ROLLBACK_BEGUN, Kind.STOP_REFUSED) else (Slot.REASON, seq)
 
 
 def keys_needed(stored: Iterable[bytes | None]) -> set[str]:
@@ -212,9 +233,18 @@ class RunSealer(RunOpener):
         random_bytes: RandomBytes = random_bytes,
     ) -> None:
         super().__init__(tenant, run_id, [*older, current])
-        self.key_id: Final = current.key_id
-        """The key that it seals with."""
+        self._key_id = current.key_id
         self._random_bytes = random_bytes
+
+    @property
+    def key_id(self) -> str:
+        """The key that it seals with."""
+        return self._key_id
+
+    @property
+    def overhead_bytes(self) -> int:
+        """By how much what is stored is longer than the payload."""
+        return SEALED_OVERHEAD_BYTES
 
     def seal(self, slot: Slot, seq: int, payload: bytes) -> bytes:
         """The payload sealed for this place, `SEALED_OVERHEAD_BYTES` longer."""
@@ -230,6 +260,16 @@ class Unsealed:
     def __init__(self, tenant: str | None, run_id: str) -> None:
         self.tenant: Final = tenant
         self.run_id: Final = run_id
+
+    @property
+    def key_id(self) -> None:
+        """No key."""
+        return
+
+    @property
+    def overhead_bytes(self) -> int:
+        """Nothing."""
+        return 0
 
     def seal(self, slot: Slot, seq: int, payload: bytes) -> bytes:  # noqa: ARG002 - the interface of a sealer
         """The payload as it is."""

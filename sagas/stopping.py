@@ -6,7 +6,6 @@ run's holder has to pass before the pivot. What is said here about what happens 
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
@@ -14,7 +13,7 @@ from typing import Final
 
 from sagas.decide import Progress
 from sagas.definition import Fate, StepKind
-from sagas.errors import InvalidInput, JournalMisfit, Unreadable
+from sagas.errors import InvalidInput, JournalMisfit
 from sagas_store.entries import Cause, Entry
 from sagas_store.runs import RunRecord
 from sagas_store.states import HELD, SETTLED, Decision, Phase, State
@@ -26,8 +25,6 @@ __all__ = [
     "Undo",
     "answer",
     "check_words",
-    "dump_reason",
-    "load_reason",
     "preview",
 ]
 
@@ -59,6 +56,7 @@ class StopAnswer:
     """When the stop that counts was asked, by the server's clock; None where the run was settled before any."""
     by: str | None
     reason: str | None
+    """None also where it could not be sealed when the stop was asked, or cannot be opened here. The stop counts."""
     why: str
     """Why it was decided so."""
     next: str
@@ -92,8 +90,8 @@ class StopPreview:
     state: State
 
 
-def answer(run: RunRecord, *, first: bool) -> StopAnswer:
-    """The answer to a stop on `run`, as it stands after the stop was asked."""
+def answer(run: RunRecord, *, first: bool, reason: str | None) -> StopAnswer:
+    """The answer to a stop on `run`, as it stands after it was asked; `reason` is that of the stop that counts."""
     stop = run.stop
     if stop is None:
         why = f"the run is {run.state} since {_time(run.settled_at)}"
@@ -105,7 +103,7 @@ def answer(run: RunRecord, *, first: bool) -> StopAnswer:
         outcome=StopOutcome(stop.decision),
         asked_at=stop.asked_at,
         by=stop.by,
-        reason=load_reason(stop.reason, f"run {run.run_id}: the stop's reason"),
+        reason=reason,
         why=_why(run, stop.decision),
         next=_next(run, stop.decision),
         first=first,
@@ -198,18 +196,6 @@ def check_words(by: object, reason: object) -> None:
             value.encode()
         except UnicodeError:
             raise InvalidInput(name, "must be valid Unicode") from None
-
-
-def dump_reason(reason: str) -> bytes:
-    """A person's words as the opaque bytes that the store keeps."""
-    return b"\x01" + json.dumps(reason).encode()
-
-
-def load_reason(payload: bytes, what: str) -> str:
-    """The words back. Raises Unreadable."""
-    if payload[:1] != b"\x01":
-        raise Unreadable(what, f"unknown payload form {payload[:1].hex() or 'empty'}; written by a newer version?")
-    return str(json.loads(payload[1:]))
 
 
 def _time(at: datetime | None) -> str:

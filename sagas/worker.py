@@ -12,6 +12,7 @@ import os
 import signal
 import socket
 import traceback
+from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -21,11 +22,12 @@ from typing import Any, Final
 from sagas.clock import Monotonic, monotonic, new_token
 from sagas.definition import Saga
 from sagas.errors import DefinitionError, FenceLost, InvalidInput, StoreError, StoreUnavailable
-from sagas.executor import Attempt, Executor, Limits
+from sagas.executor import Attempt, Executor
+from sagas.keyring import ClaimRound
 from sagas.lease import Lease, LeaseLapsed
+from sagas.limits import Limits
 from sagas.log import get_logger
 from sagas_store import MongoStore
-from sagas_store.entries import Entry
 from sagas_store.runs import RunRecord
 
 __all__ = ["Worker", "WorkerOptions"]
@@ -43,6 +45,9 @@ class WorkerOptions:
 
     concurrency: int = 64
     """Runs driven at once. Each holds its context and one step in memory; steps that wait cost little."""
+    tenant_concurrency: int | None = None
+    """Of those, at most this many of one tenant; runs without a tenant are not limited. None: no limit; tenants with
+    due runs take turns all the same."""
     lease: timedelta = timedelta(minutes=5)
     """How long a lost worker's runs wait for another. Renewed three times a lease, so the database may be away for two
     thirds of it. Shorter means quicker takeover and more steps run twice when a machine stalls."""
@@ -61,8 +66,9 @@ class WorkerOptions:
     """Drain on SIGTERM and SIGINT (when run in the main thread). A second signal cuts the grace short."""
 
     def __post_init__(self) -> None:
-        for name in ("concurrency", "threads"):
-            if getattr(self, name) < 1:
+        for name in ("concurrency", "threads", "tenant_concurrency"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
                 raise InvalidInput(f"WorkerOptions.{name}", "must be at least 1")
         for name in ("lease", "poll"):
             if getattr(self, name) <= timedelta(0):
@@ -123,6 +129,12 @@ class Worker:
         of the database ends it.
         """
         await self._store.ready()
+        if self._store.keyring is None and await self._store.keys.page(after=None, limit=1):
+            raise InvalidInput(
+                "keyring",
+                "payloads in this database are sealed, and a worker without their keys could do nothing but put runs "
+                "on hold; give the store its keyring: MongoStore(database, keyring=...)",
+            )
         pool = ThreadPoolExecutor(self.options.threads, thread_name_prefix="sagas-step")
         executor = Executor(
             self._store,
@@ -214,7 +226,13 @@ class Worker:
     async def _claim(self, executor: Executor, definitions: list[tuple[str, int]], room: int) -> int:
         asked_at = self._monotonic()
         runs = await self._store.runs.claim_due(
-            definitions, token=new_token(), worker=self.name, lease=self.options.lease, limit=room
+            definitions,
+            token=new_token(),
+            worker=self.name,
+            lease=self.options.lease,
+            limit=room,
+            per_tenant=self.options.tenant_concurrency,
+            running=self._running_of_tenants(),
         )
         leases = {run.run_id: self._lease_of(run, asked_at) for run in runs}
         for run in runs:
@@ -222,9 +240,20 @@ class Worker:
                 self._store.clock.observe(run.claim.at)
         again = [run.run_id for run in runs if run.attempts > 1]  # a first attempt has no journal to read
         journals = await self._store.journal.load_many(again) if again else {}
+        together = ClaimRound()
         for run in runs:
-            self._start(executor, run, journals.get(run.run_id, []), leases[run.run_id])
+            lease = leases[run.run_id]
+            self._start(executor.attempt(run, journals.get(run.run_id, []), lease, together))
         return len(runs)
+
+    @property
+    def _attempts_of_limited_tenants(self) -> bool:
+        return self.options.tenant_concurrency is not None and bool(self._attempts)
+
+    def _running_of_tenants(self) -> Counter[str]:
+        if self.options.tenant_concurrency is None:
+            return Counter()
+        return Counter(one.run.tenant for one in self._attempts.values() if one.run.tenant is not None)
 
     def _lease_of(self, run: RunRecord, asked_at: float) -> Lease:
         assert run.claim is not None, run.run_id
@@ -232,14 +261,14 @@ class Worker:
 
     async def _until_next_due(self, definitions: list[tuple[str, int]]) -> timedelta:
         due_at = await self._store.runs.next_due_at(definitions)
-        if due_at is None:
-            return self.options.poll
+        if due_at is None or self._attempts_of_limited_tenants:
+            return self.options.poll  # what is due may be of a tenant without room; an attempt that ends wakes us
         return max(due_at - self._store.clock.now(), timedelta(milliseconds=1))
 
     # ---------------------------------------------------------------- driving
 
-    def _start(self, executor: Executor, run: RunRecord, journal: list[Entry], lease: Lease) -> None:
-        attempt = executor.attempt(run, journal, lease)
+    def _start(self, attempt: Attempt) -> None:
+        run = attempt.run
         if (before := self._attempts.get(run.run_id)) is not None:
             before.lose()  # our own lapsed attempt, not told yet: it must not go on beside this one
         self._attempts[run.run_id] = attempt
@@ -254,7 +283,10 @@ class Worker:
         log = self._log.bind(run=run.run_id, saga=run.saga, attempt=run.attempts)
         try:
             state = await attempt.drive()
-            log.info("attempt ended", state=str(state))
+            if (blocked := attempt.blocked_by) is not None:
+                log.warning("run given back, its payload does not open", state=str(state), error=str(blocked))
+            else:
+                log.info("attempt ended", state=str(state))
         except (FenceLost, LeaseLapsed) as lost:
             log.warning("attempt stopped, the lease is lost", error=str(lost))
         except StoreUnavailable as away:
@@ -268,8 +300,9 @@ class Worker:
             # its lease lapses, and ten such attempts hold it. No other run is to suffer from it.
             log.error("attempt abandoned after a fault of the engine, the lease will lapse", **_where(fault))
         finally:
+            limited = self._attempts_of_limited_tenants
             self._forget(attempt)
-            if self._room >= self._room_worth_a_claim:
+            if limited or self._room >= self._room_worth_a_claim:
                 self._wake.set()
 
     # ---------------------------------------------------------------- leases

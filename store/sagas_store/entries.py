@@ -45,6 +45,8 @@ class Kind(StrEnum):
     """An operator (`by`, `reason`) let a held run go on: tries that were spent begin anew."""
     VERDICT = "verdict"
     """An operator said whether the pivot happened: a payload (the context) means yes, none means no."""
+    REQUEUED = "requeued"
+    """An operator let a run go on whose payload did not open: everything else is as it was."""
     RETRIED_NOW = "retried_now"
     """An operator cut a wait short."""
 

@@ -21,7 +21,7 @@ from sagas_store.entries import Entry
 from sagas_store.errors import WrongState
 from sagas_store.faults import Patience
 from sagas_store.journal import Journal
-from sagas_store.runs import RunRecord, Runs
+from sagas_store.runs import RunRecord, Runs, with_key
 from sagas_store.states import HELD, OPEN, Decision, Phase, State, check_move
 
 __all__ = ["Interventions"]
@@ -43,10 +43,12 @@ class Interventions:
         self._patience = patience
         self._commit_together = commit_together
 
-    async def ask_stop(self, run_id: str, *, by: str, reason: bytes) -> bool:
+    async def ask_stop(self, run_id: str, *, by: str, reason: bytes | None, key_id: str | None = None) -> bool:
         """Record a stop, unless one stands already or the run is settled; whether this call recorded it.
 
-        Safe to repeat: a repeat after a lost reply finds its own stop standing and returns False; read the run.
+        `key_id` is the key that the reason is sealed with. A stop counts without its reason too, where it could not be
+        sealed: nobody who presses Stop waits for a key service. Safe to repeat: a repeat after a lost reply finds its
+        own stop standing and returns False; read the run.
         """
         gate_passed = {"$ne": [{"$type": "$gate_passed_at"}, "missing"]}
         untouched = {"$and": [{"$eq": ["$state", State.PENDING]}, {"$eq": ["$attempts", 0]}]}
@@ -68,9 +70,10 @@ class Interventions:
                     "stop": {
                         "decision": decision,
                         "by": {"$literal": by},
-                        "reason": {"$literal": reason},
+                        "reason": {"$literal": reason} if reason is not None else "$$REMOVE",
                         "asked_at": "$$NOW",
                     },
+                    "keys": with_key(key_id) if key_id is not None else "$keys",
                     # Nothing has run: this very write settles it, and no worker can claim it any more.
                     "state": {"$cond": [untouched, State.CANCELLED, "$state"]},
                     "settled_at": {"$cond": [untouched, "$$NOW", "$$REMOVE"]},
@@ -96,17 +99,33 @@ class Interventions:
 
         return await self._patience.call("stop", write)
 
-    async def move_on(self, run: RunRecord, entry: Entry, *, due_in: timedelta = timedelta(0)) -> Entry:
-        """Make a run that no worker holds claimable at server time + `due_in`, with `entry` in its journal.
+    async def move_on(
+        self,
+        run: RunRecord,
+        entry_at: Callable[[int], Entry],
+        *,
+        key_id: str | None = None,
+        due_in: timedelta = timedelta(0),
+    ) -> Entry:
+        """Make a run that no worker holds claimable at server time + `due_in`, with an entry in its journal.
 
-        `run` is as it was read; the entry's number is chosen here. Raises WrongState when the run has moved since.
+        `run` is as it was read. The entry's number is chosen here, and `entry_at(number)` makes the entry, which may be
+        sealed for its place with the key `key_id`. Raises WrongState when the run has moved since.
         """
         if run.state is not State.PENDING:
             check_move(run.state, State.PENDING)
         unchanged = {"_id": run.run_id, "state": run.state, "attempts": run.attempts, "stop": _same_stop(run)}
         due_at = {"$add": ["$$NOW", int(due_in / timedelta(milliseconds=1))]}
         pipeline: list[Document] = [
-            {"$set": {"state": State.PENDING, "due_at": due_at}},
+            {
+                "$set": {
+                    "state": State.PENDING,
+                    "due_at": due_at,
+                    # With an entry in the journal the next attempt is not a first one, which would read none.
+                    "attempts": {"$max": ["$attempts", 1]},
+                    "keys": with_key(key_id) if key_id is not None else "$keys",
+                }
+            },
             {"$unset": ["held", "settled_at"]},
         ]
 
@@ -116,7 +135,7 @@ class Interventions:
 
             if not await self._patience.once_in_transaction(move):
                 return None
-            return entry._replace(seq=await self._journal.last_seq_in(session, run.run_id) + 1)
+            return entry_at(await self._journal.last_seq_in(session, run.run_id) + 1)
 
         committed = await self._commit_together(body)
         if committed is None:

@@ -120,14 +120,14 @@ class Journal:
             journals[entry.run_id].append(entry)
         return journals
 
-    async def last_context(self, run_id: str) -> bytes | None:
-        """The payload of the newest entry that carries a context, or None when no step has succeeded yet."""
+    async def last_context(self, run_id: str) -> tuple[int, bytes] | None:
+        """Number and payload of the newest entry that carries a context, or None when no step has succeeded yet."""
 
         async def read() -> list[Document]:
             return await self._collection.find(
                 {
                     **journal_filter([run_id]),
-                    "kind": {"$in": [Kind.STEP_SUCCEEDED, Kind.PROBE_SUCCEEDED]},
+                    "kind": {"$in": [Kind.STEP_SUCCEEDED, Kind.PROBE_SUCCEEDED, Kind.VERDICT]},
                     "payload": {"$exists": True},
                 },
                 sort=[("_id", -1)],
@@ -135,7 +135,7 @@ class Journal:
             ).to_list(None)
 
         found = await self._patience.call("read result", read)
-        return bytes(found[0]["payload"]) if found else None
+        return (found[0]["_id"]["seq"], bytes(found[0]["payload"])) if found else None
 
 
 def journal_filter(run_ids: Iterable[str]) -> Document:

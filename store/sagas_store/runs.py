@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Final
@@ -27,8 +28,10 @@ from sagas_store.states import Decision, Phase, State, check_move, origins_of
 
 __all__ = [
     "RUNS_SPEC_NAME",
+    "Blocked",
     "Claim",
     "Held",
+    "HeldGroup",
     "NewRun",
     "Renewal",
     "RunFilter",
@@ -36,9 +39,13 @@ __all__ = [
     "RunRecord",
     "Runs",
     "Stop",
+    "with_key",
 ]
 
 RUNS_SPEC_NAME: Final = "runs"
+# The server would have to guess how much is due, and of whom, to choose between these two by itself.
+CLAIM_INDEX: Final = "claim"
+TURN_INDEX: Final = "turn"
 _CLAIMABLE: Final = sorted(origins_of(State.RUNNING))
 _CLAIM_ROUNDS: Final = 3
 """How often one claim looks for further candidates after losing some to another worker; then the next poll is due."""
@@ -56,6 +63,11 @@ class NewRun:
     created_at: datetime
     due_at: datetime
     key: str | None = None
+    sealed_key: bytes | None = None
+    """The idempotency key, sealed, where it must not lie in the clear."""
+    tenant: str | None = None
+    keys: tuple[str, ...] = ()
+    """Ids of the data keys that its payloads are sealed with."""
     deadline: datetime | None = None
     restarted_from: str | None = None
     """The run that this one was started from anew."""
@@ -84,13 +96,28 @@ class Held:
     since: datetime
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Blocked:
+    """Why the last claims of a run could not open its payloads. Gone with the next claim that can."""
+
+    count: int
+    """Claims that found the key lost. An operator's requeue keeps it."""
+    since: datetime
+    failure: str
+    why: str
+    """In words without payloads."""
+    key_id: str | None = None
+    denied_since: datetime | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class Stop:
     """A person's stop, and what was decided of it at the moment of pressing."""
 
     decision: Decision
     by: str
-    reason: bytes
+    reason: bytes | None
+    """None where it could not be sealed when the stop was asked."""
     asked_at: datetime
 
 
@@ -115,6 +142,11 @@ class RunRecord:
     held: Held | None
     input: bytes | None
     """None where the question did not ask for it."""
+    tenant: str | None = None
+    keys: tuple[str, ...] = ()
+    """Ids of the data keys that any of its payloads is sealed with."""
+    sealed_key: bytes | None = None
+    blocked: Blocked | None = None
     stop: Stop | None = None
     deadline: datetime | None = None
     overdue: bool = False
@@ -137,11 +169,29 @@ class RunFilter:
     """Which runs a list or a bulk verb means. The states are served by an index, the rest narrows what it finds."""
 
     states: frozenset[State]
+    tenant: str | None = None
     saga: str | None = None
     key_prefix: str | None = None
     created_before: datetime | None = None
     stopped: bool | None = None
     """Only runs with (or without) a stop recorded."""
+    blocked: bool | None = None
+    """Only runs whose last claim could not open them (or could)."""
+    tenanted: bool | None = None
+    """Only runs that have (or have not) a tenant."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeldGroup:
+    """Held runs that have something in common."""
+
+    state: State
+    tenant: str | None
+    key_id: str | None
+    failure: str | None
+    count: int
+    since: datetime
+    """Since when the first of them is held."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +230,32 @@ def _guard(alike: Sequence[_Move]) -> Document:
     }
 
 
+class _Room:
+    """For how many more runs of each tenant there is room in this claim."""
+
+    def __init__(self, per_tenant: int | None, taken: Counter[str]) -> None:
+        self.bounded = per_tenant is not None
+        self.full = sorted(tenant for tenant, count in taken.items() if per_tenant is not None and count >= per_tenant)
+        self._per_tenant = per_tenant
+        self._taken = taken
+
+    def fit(self, candidates: Sequence[Document], limit: int) -> list[str]:
+        """The first `limit` of these that there is room for, each once."""
+        fitting: dict[str, None] = {}
+        for found in candidates:
+            tenant = found.get("tenant")
+            if found["_id"] in fitting:
+                continue
+            if tenant is not None:
+                if self._per_tenant is not None and self._taken[tenant] >= self._per_tenant:
+                    continue
+                self._taken[tenant] += 1
+            fitting[found["_id"]] = None
+            if len(fitting) == limit:
+                break
+        return list(fitting)
+
+
 class Runs:
     """Every question put to the runs collection."""
 
@@ -188,6 +264,9 @@ class Runs:
         self._patience = patience
         self._starts: CommitLoop[NewRun, None] = CommitLoop(self._insert_together, size_of=lambda run: len(run.input))
         self._moves: CommitLoop[_Move, None] = CommitLoop(self._move_together)
+        self._turn = ""
+        """The tenant whose turn it was last; see `_in_turn`."""
+        self._odd = 0
 
     # ---------------------------------------------------------------- starting
 
@@ -237,10 +316,21 @@ class Runs:
     # ---------------------------------------------------------------- claiming
 
     async def claim_due(
-        self, definitions: Sequence[tuple[str, int]], *, token: str, worker: str, lease: timedelta, limit: int
+        self,
+        definitions: Sequence[tuple[str, int]],
+        *,
+        token: str,
+        worker: str,
+        lease: timedelta,
+        limit: int,
+        per_tenant: int | None = None,
+        running: Mapping[str, int] | None = None,
     ) -> list[RunRecord]:
-        """Take up to `limit` runs of the (saga, version) pairs that are due, the longest due first, under one token.
+        """Take up to `limit` runs of the (saga, version) pairs that are due under one token.
 
+        Where all that is due does not fit, half of the places go to the runs that are due longest and half to the
+        tenants in turn, so that no tenant's backlog keeps another waiting for more than a round of turns. With
+        `per_tenant`, no more runs of a tenant than that are taken, counting those that `running` says are.
         Two workers never hold one run: the stamp is one guarded update, and only what it stamped is read back. Losing
         candidates to another worker means looking for further ones, a few times. Leases end at server time + `lease`.
         """
@@ -251,20 +341,51 @@ class Runs:
             wanted = limit - len(claimed)
             if wanted <= 0:  # the server takes a limit of 0 for no limit
                 break
-            candidates = await self._due_ids(definitions, wanted)
+            room = _Room(per_tenant, Counter(running) + Counter(run.tenant for run in claimed if run.tenant))
+            candidates, all_seen = await self._due_ids(definitions, wanted, room)
             if candidates:
                 claimed += await self._stamp(candidates, token, worker, lease)
-            if len(candidates) < wanted:
+            if all_seen:
                 break
         return claimed
 
-    async def _due_ids(self, definitions: Sequence[tuple[str, int]], limit: int) -> list[str]:
-        async def find() -> list[Document]:
+    async def _due_ids(self, definitions: Sequence[tuple[str, int]], limit: int, room: _Room) -> tuple[list[str], bool]:
+        """Ids of runs to claim, and whether they are all that is due."""
+
+        async def find_longest_due() -> list[Document]:
             return await self._collection.find(
-                due_filter(definitions), {"_id": 1}, sort=[("due_at", 1)], limit=limit
+                due_filter(definitions), {"tenant": 1}, sort=[("due_at", 1)], limit=limit, hint=CLAIM_INDEX
             ).to_list(None)
 
-        return [found["_id"] for found in await self._patience.call("find due runs", find)]
+        longest_due = await self._patience.call("find due runs", find_longest_due)
+        all_seen = len(longest_due) < limit
+        if all_seen or not any("tenant" in found for found in longest_due):
+            return room.fit(longest_due, limit), all_seen
+        share, self._odd = (limit + self._odd) // 2, (limit + self._odd) % 2
+        in_turn = await self._in_turn(definitions, limit if room.bounded else share, room.full)
+        return room.fit([*in_turn[:share], *longest_due, *in_turn[share:]], limit), False
+
+    async def _in_turn(
+        self, definitions: Sequence[tuple[str, int]], limit: int, passed_over: Sequence[str]
+    ) -> list[Document]:
+        """Up to `limit` due runs of the tenants whose turn it is, in the order of their names, round and round."""
+        found: list[Document] = []
+        for after in (self._turn, ""):
+            if len(found) < limit:
+
+                async def find(after: str = after, missing: int = limit - len(found)) -> list[Document]:
+                    return await self._collection.find(
+                        turn_filter(definitions, after, passed_over),
+                        {"tenant": 1},
+                        sort=[("tenant", 1), ("due_at", 1)],
+                        limit=missing,
+                        hint=TURN_INDEX,
+                    ).to_list(None)
+
+                found += await self._patience.call("find tenants' due runs", find)
+        if found:
+            self._turn = found[-1]["tenant"]
+        return found
 
     async def _stamp(self, run_ids: list[str], token: str, worker: str, lease: timedelta) -> list[RunRecord]:
         ours = {"_id": {"$in": run_ids}, "claim.token": token}
@@ -309,7 +430,7 @@ class Runs:
 
         async def find() -> list[Document]:
             return await self._collection.find(
-                next_due_filter(definitions), {"due_at": 1}, sort=[("due_at", 1)], limit=1
+                next_due_filter(definitions), {"due_at": 1}, sort=[("due_at", 1)], limit=1, hint=CLAIM_INDEX
             ).to_list(None)
 
         found = await self._patience.call("find next due run", find)
@@ -403,11 +524,43 @@ class Runs:
         held = {"reason": {"$literal": reason}, "since": "$$NOW"}
         await self._let_go(run, state, {"held": held}, ("due_at",), stop_known=stop_known)
 
+    async def block(self, run: RunRecord, blocked: Blocked, *, wait: timedelta, quarantine: str | None) -> None:
+        """Give back a run whose payloads do not open: due at server time + `wait`, or quarantined, with the reason.
+
+        A claim that could not read the run was no attempt at it, so it is not counted as one; unless the lease of the
+        attempt before had lapsed, because the gap in the count is what tells the next attempt of it. A stop recorded
+        meanwhile does not matter: it waits for a claim that can read.
+        """
+        changes: Document = {
+            "attempts": {
+                "$cond": [{"$eq": ["$claim.taken_from", State.RUNNING]}, "$attempts", {"$subtract": ["$attempts", 1]}]
+            },
+            "blocked": {
+                "count": blocked.count,
+                "since": {"$ifNull": ["$blocked.since", "$$NOW"]},
+                "failure": blocked.failure,
+                "why": {"$literal": blocked.why},
+                "key_id": blocked.key_id if blocked.key_id is not None else "$$REMOVE",
+                "denied_since": blocked.denied_since if blocked.denied_since is not None else "$$REMOVE",
+            },
+        }
+        if quarantine is None:
+            due = {"due_at": _from_now(wait)}
+            await self._let_go(run, State.PENDING, {**changes, **due}, (), stop_known=True)
+        else:
+            held = {"held": {"reason": {"$literal": quarantine}, "since": "$$NOW"}}
+            await self._let_go(run, State.QUARANTINED, {**changes, **held}, ("due_at",), stop_known=True)
+
+    async def note_key(self, run: RunRecord, key_id: str) -> None:
+        """Record that payloads will be sealed with that key, before the first of them is. Raises FenceLost."""
+        await self._as_holder(run, "note the key", {"keys": with_key(key_id)})
+
     async def _let_go(
         self, run: RunRecord, state: State, changes: Document, removed: Sequence[str], *, stop_known: bool
     ) -> None:
         check_move(State.RUNNING, state)
-        pipeline: tuple[Document, ...] = ({"$set": {"state": state, **_OVERDUE, **changes}},)
+        # Whoever lets go otherwise than by `block` could open the run.
+        pipeline: tuple[Document, ...] = ({"$set": {"state": state, "blocked": "$$REMOVE", **_OVERDUE, **changes}},)
         if removed:
             pipeline += ({"$unset": list(removed)},)
         unseen: Document = {} if stop_known else {"stop": {"$exists": False}}
@@ -494,6 +647,48 @@ class Runs:
 
         return [_record(found) for found in await self._patience.call("list runs", read)]
 
+    async def needing_key(self, key_id: str, *, after: str = "", limit: int) -> list[RunRecord]:
+        """Runs with a payload that is sealed with this key, in the order of their ids, without their inputs."""
+
+        async def read() -> list[Document]:
+            return await self._collection.find(
+                needing_key_filter(key_id, after), {"input": 0}, sort=[("_id", 1)], limit=limit
+            ).to_list(None)
+
+        return [_record(found) for found in await self._patience.call("list runs of a key", read)]
+
+    async def held_groups(self, states: frozenset[State], tenant: str | None) -> list[HeldGroup]:
+        """Held runs, counted; the largest groups first."""
+        group = {
+            "state": "$state",
+            "tenant": "$tenant",
+            "key_id": "$blocked.key_id",
+            "failure": "$blocked.failure",
+        }
+        pipeline: list[Document] = [
+            {"$match": page_filter(RunFilter(states=states, tenant=tenant))},
+            {"$group": {"_id": group, "count": {"$sum": 1}, "since": {"$min": "$held.since"}}},
+            {"$sort": {"count": -1, "_id": 1}},
+        ]
+
+        async def read() -> list[Document]:
+            found: Any = self._collection.aggregate(pipeline)
+            cursor: Any = await found if hasattr(found, "__await__") else found  # Motor gives the cursor itself
+            groups: list[Document] = await cursor.to_list(None)
+            return groups
+
+        return [
+            HeldGroup(
+                state=State(found["_id"]["state"]),
+                tenant=found["_id"].get("tenant"),
+                key_id=found["_id"].get("key_id"),
+                failure=found["_id"].get("failure"),
+                count=found["count"],
+                since=found["since"],
+            )
+            for found in await self._patience.call("count held runs", read)
+        ]
+
 
 # ----------------------------------------------------------- the filters, named so that each plan can be explained
 
@@ -513,6 +708,22 @@ def due_filter(definitions: Sequence[tuple[str, int]]) -> Document:
     }
 
 
+def turn_filter(definitions: Sequence[tuple[str, int]], after: str, passed_over: Sequence[str] = ()) -> Document:
+    """Due runs of these definitions, of the tenants after this one in the order of their names."""
+    return {
+        "$or": [
+            {
+                "saga": saga,
+                "version": version,
+                "tenant": {"$gt": after, "$nin": list(passed_over)} if passed_over else {"$gt": after},
+                "due_at": {"$exists": True},
+                "$expr": {"$lte": ["$due_at", "$$NOW"]},
+            }
+            for saga, version in definitions
+        ]
+    }
+
+
 def next_due_filter(definitions: Sequence[tuple[str, int]]) -> Document:
     """Runs of these definitions that any worker will ever claim."""
     return {"$or": [{"saga": saga, "version": version, "due_at": {"$exists": True}} for saga, version in definitions]}
@@ -523,18 +734,29 @@ def at_rest_filter(run_ids: Sequence[str]) -> Document:
     return {"_id": {"$in": list(run_ids)}, "due_at": {"$exists": False}}
 
 
+def needing_key_filter(key_id: str, after: str = "") -> Document:
+    """Runs that name this key among theirs."""
+    return {"keys": key_id, "_id": {"$gt": after}}
+
+
 PAGE_ORDER: Final = [("created_at", -1), ("_id", -1)]
 
 
 def page_filter(chosen: RunFilter, after: RunPosition | None = None) -> Document:
     """The chosen runs (a merge of one index range per state), after a position."""
     filter_: Document = {"state": {"$in": sorted(chosen.states)}}
+    if chosen.tenant is not None:
+        filter_["tenant"] = chosen.tenant
     if chosen.saga is not None:
         filter_["saga"] = chosen.saga
     if chosen.key_prefix is not None:
         filter_["key"] = {"$gte": chosen.key_prefix, "$lt": chosen.key_prefix + "\U0010ffff"}
     if chosen.stopped is not None:
         filter_["stop"] = {"$exists": chosen.stopped}
+    if chosen.blocked is not None:
+        filter_["blocked"] = {"$exists": chosen.blocked}
+    if chosen.tenanted is not None:
+        filter_["tenant"] = {"$exists": chosen.tenanted}
     created: Document = {}
     if chosen.created_before is not None:
         created["$lt"] = chosen.created_before
@@ -547,6 +769,11 @@ def page_filter(chosen: RunFilter, after: RunPosition | None = None) -> Document
 
 
 # -------------------------------------------------------------------- documents
+
+
+def with_key(key_id: str) -> Document:
+    """The ids of a run's keys with one more, as an expression."""
+    return {"$setUnion": [{"$ifNull": ["$keys", []]}, [key_id]]}
 
 
 def _from_now(wait: timedelta) -> Document:
@@ -592,9 +819,11 @@ def _new_document(run: NewRun) -> Document:
         # Tells a run of ours whose reply was lost from one that somebody else has started under the same key.
         "token": str(ObjectId()),
     }
-    for name in ("key", "deadline", "restarted_from", "started_by", "started_reason"):
+    for name in ("tenant", "key", "sealed_key", "deadline", "restarted_from", "started_by", "started_reason"):
         if (value := getattr(run, name)) is not None:
             document[name] = value
+    if run.keys:
+        document["keys"] = list(run.keys)
     return document
 
 
@@ -602,7 +831,8 @@ def _record(document: Document) -> RunRecord:
     claim: Any = document.get("claim")
     held: Any = document.get("held")
     stop: Any = document.get("stop")
-    payload = document.get("input")
+    blocked: Any = document.get("blocked")
+    payload, sealed_key = document.get("input"), document.get("sealed_key")
     return RunRecord(
         run_id=document["_id"],
         saga=document["saga"],
@@ -626,9 +856,23 @@ def _record(document: Document) -> RunRecord:
         if claim
         else None,
         held=Held(held["reason"], held["since"]) if held else None,
-        stop=Stop(Decision(stop["decision"]), stop["by"], bytes(stop["reason"]), stop["asked_at"]) if stop else None,
+        tenant=document.get("tenant"),
+        keys=tuple(document.get("keys", ())),
+        sealed_key=bytes(sealed_key) if sealed_key is not None else None,
+        blocked=Blocked(**blocked) if blocked else None,
+        stop=_stop(stop) if stop else None,
         deadline=document.get("deadline"),
         overdue=document.get("overdue", False),
         restarted_from=document.get("restarted_from"),
         input=bytes(payload) if payload is not None else None,
+    )
+
+
+def _stop(document: Document) -> Stop:
+    reason = document.get("reason")
+    return Stop(
+        Decision(document["decision"]),
+        document["by"],
+        bytes(reason) if reason is not None else None,
+        document["asked_at"],
     )

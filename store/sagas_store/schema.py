@@ -20,7 +20,7 @@ from sagas_store.errors import SchemaMismatch
 from sagas_store.faults import Patience
 from sagas_store.journal import JOURNAL_SPEC_NAME
 from sagas_store.keys import KEYS_SPEC_NAME, KeyState, Purpose
-from sagas_store.runs import RUNS_SPEC_NAME
+from sagas_store.runs import CLAIM_INDEX, RUNS_SPEC_NAME, TURN_INDEX
 from sagas_store.states import HELD, OPEN, SETTLED, Decision, Phase, State
 
 __all__ = ["SCHEMA", "SCHEMA_VERSION", "CollectionSpec", "IndexSpec", "Schema"]
@@ -79,7 +79,10 @@ _RUN: Final = _closed(
         "saga": _NAME,
         "version": {**_COUNT, "minimum": 1},
         "fingerprint": _STRING,
+        "tenant": {"bsonType": "string", "minLength": 1},
         "key": _STRING,
+        "sealed_key": _BYTES,
+        "keys": {"bsonType": "array", "minItems": 1, "items": {"bsonType": "string", "pattern": "^[0-9a-f]{16}$"}},
         "token": _STRING,
         "input": _BYTES,
         "state": _words(State),
@@ -94,8 +97,19 @@ _RUN: Final = _closed(
             {"token": _STRING, "worker": _STRING, "taken_from": _words(OPEN), "at": _DATE},
         ),
         "held": _closed(["reason", "since"], {"reason": _STRING, "since": _DATE}),
+        "blocked": _closed(
+            ["count", "since", "failure", "why"],
+            {
+                "count": _COUNT,
+                "since": _DATE,
+                "failure": _STRING,
+                "why": _STRING,
+                "key_id": _STRING,
+                "denied_since": _DATE,
+            },
+        ),
         "stop": _closed(
-            ["decision", "by", "reason", "asked_at"],
+            ["decision", "by", "asked_at"],
             {"decision": _words(Decision), "by": _STRING, "reason": _BYTES, "asked_at": _DATE},
         ),
         "deadline": _DATE,
@@ -193,10 +207,29 @@ SCHEMA: Final = (
         validator={"$jsonSchema": {**_RUN, "oneOf": _RUN_SHAPES}},
         indexes=(
             IndexSpec(
-                name="claim",
+                name=CLAIM_INDEX,
                 keys=(("saga", 1), ("version", 1), ("due_at", 1)),
                 partial={"due_at": {"$exists": True}},
                 serves=("find_due", "next_due"),
+            ),
+            IndexSpec(
+                name=TURN_INDEX,
+                keys=(("saga", 1), ("version", 1), ("tenant", 1), ("due_at", 1)),
+                # Costs nothing where there are no tenants.
+                partial={"tenant": {"$exists": True}, "due_at": {"$exists": True}},
+                serves=("find_in_turn",),
+            ),
+            IndexSpec(
+                name="sealed_with",
+                keys=(("keys", 1), ("_id", 1)),
+                partial={"keys": {"$exists": True}},
+                serves=("needing_key",),
+            ),
+            IndexSpec(
+                name="list_of_tenant",
+                keys=(("tenant", 1), ("state", 1), ("created_at", -1), ("_id", -1)),
+                partial={"tenant": {"$exists": True}},
+                serves=("page_of_tenant",),
             ),
             IndexSpec(
                 name="list",

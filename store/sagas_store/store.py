@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from pymongo.asynchronous.client_session import AsyncClientSession
 from pymongo.asynchronous.database import AsyncDatabase
@@ -25,7 +25,14 @@ from sagas_store.watch import Hints
 if TYPE_CHECKING:
     from motor.motor_asyncio import AsyncIOMotorDatabase
 
-__all__ = ["MongoStore"]
+__all__ = ["BindsKeys", "MongoStore"]
+
+
+class BindsKeys(Protocol):
+    """A keyring, as far as a store knows one: it is told where the wrapped keys are kept, and carried along."""
+
+    def bind(self, keys: Keys) -> None:
+        """Use these from now on."""
 
 
 class MongoStore:
@@ -39,6 +46,7 @@ class MongoStore:
         self,
         database: AsyncDatabase[Any] | AsyncIOMotorDatabase[Any],
         *,
+        keyring: BindsKeys | None = None,
         prefix: str = "sagas.",
         patience: timedelta = timedelta(seconds=90),
         reply: timedelta = timedelta(seconds=10),
@@ -46,9 +54,11 @@ class MongoStore:
     ) -> None:
         """Take the database as it is; nothing is asked of the server yet.
 
-        `prefix` begins the collections' names. `patience` bounds how long an operation that does not get through is
-        repeated, `reply` how long one answer of the server is waited for. The default patience outlasts the minute for
-        which the server keeps a dead worker's open transaction, which blocks the next entry of that run.
+        With a `keyring` (sagas.Keyring) everything that clients, operators and workers store through it is sealed; the
+        store itself opens nothing and carries it along, so that none of them can forget it. `prefix` begins the
+        collections' names. `patience` bounds how long an operation that does not get through is repeated, `reply` how
+        long one answer of the server is waited for. The default patience outlasts the minute for which the server
+        keeps a dead worker's open transaction, which blocks the next entry of that run.
         """
         self._driver = Driver(database)
         self._patience = Patience(patience, reply)
@@ -60,6 +70,9 @@ class MongoStore:
         self.interventions = Interventions(runs, self.runs, self.journal, self._patience, self.commit_together)
         self.hints = Hints(self._driver, runs)
         self.clock = ServerClock(monotonic)
+        self.keyring = keyring
+        if keyring is not None:
+            keyring.bind(self.keys)
         self.database = database
         """The application's own handle, as it was given."""
         self._ready = False

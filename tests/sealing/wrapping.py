@@ -26,6 +26,8 @@ class CountingWrapper:
         self.calls: Counter[str] = Counter()
         self.unwrapped: Counter[str] = Counter()
         self.failure: Callable[[KeyName], Exception] | None = None
+        self.failing: Callable[[KeyName], Exception | None] | None = None
+        """Like `failure`, for some of the keys, and for unwrapping alone."""
         self.release = asyncio.Event()
         self.release.set()
 
@@ -36,6 +38,8 @@ class CountingWrapper:
     async def unwrap(self, name: KeyName, wrapped: Wrapped) -> bytes:
         self.unwrapped[name.key_id] += 1
         await self._meet("unwrap", name)
+        if self.failing is not None and (error := self.failing(name)) is not None:
+            raise error
         return await self.inner.unwrap(name, wrapped)
 
     async def _meet(self, call: str, name: KeyName) -> None:

@@ -286,11 +286,13 @@ async def test_a_list_that_is_asked_for_wrongly_names_what_is_wrong(client: Clie
         assert refused.value.field == field
 
 
-async def test_a_handle_needs_an_id_or_a_key_and_asks_nothing_yet(client: Client) -> None:
-    for arguments in ({}, {"run_id": "a", "key": "b"}):
-        with pytest.raises(InvalidInput):
-            client.run(ORDER, **arguments)
-    assert client.run(ORDER, key="order-1").run_id == run_id_of("order", "order-1")
+async def test_a_run_is_found_by_its_key_and_a_handle_on_an_id_asks_nothing_yet(client: Client) -> None:
+    with pytest.raises(RunNotFound):
+        await client.find(ORDER, key="order-1")
+    run = await client.start(ORDER, Order(number="1"), key="order-1")
+    assert (await client.find(ORDER, key="order-1")).run_id == run.run_id == run_id_of("order", "order-1")
+    with pytest.raises(InvalidInput, match="key"):
+        await client.find(ORDER, key="")
     assert client.run(ORDER, run_id="abc").run_id == "abc"
 
 

@@ -201,11 +201,13 @@ async def test_the_last_context_is_that_of_the_newest_success(store: MongoStore)
     assert await store.journal.last_context(RUN) is None
     await store.journal.append(entry(RUN, 1, payload=b"first"))
     await store.journal.append(entry(RUN, 2, kind=Kind.PROBE_SUCCEEDED, payload=b"probed"))
-    assert await store.journal.last_context(RUN) == b"probed"
+    assert await store.journal.last_context(RUN) == (2, b"probed")
     await store.journal.append(entry(RUN, 3, kind=Kind.PROBE_SUCCEEDED, payload=None))
     await store.journal.append(entry(RUN, 4, kind=Kind.STEP_FAILED, payload=b"an error"))
     await store.journal.append(entry(RUN + "0", 9, payload=b"a neighbour's"))
-    assert await store.journal.last_context(RUN) == b"probed"
+    assert await store.journal.last_context(RUN) == (2, b"probed")
+    await store.journal.append(entry(RUN, 5, kind=Kind.VERDICT, payload=b"as an operator says"))
+    assert await store.journal.last_context(RUN) == (5, b"as an operator says")
 
 
 # --- inside a transaction ---------------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -19,7 +20,8 @@ from pymongo.database import Database
 
 from sagas_store import MongoStore
 from sagas_store.errors import FenceLost
-from sagas_store.runs import RunFilter, RunPosition
+from sagas_store.keys import KEYS_SPEC_NAME
+from sagas_store.runs import RunFilter, RunPosition, _Room
 from sagas_store.schema import SCHEMA
 from sagas_store.states import HELD, OPEN, SETTLED, State
 from tests.store.making import LEASE, Commands, entry
@@ -37,6 +39,9 @@ NOW: Final = datetime(2026, 1, 2)
 
 ALL: Final = frozenset(State)
 LONG_AGO: Final = NOW.astimezone() - timedelta(days=50)
+ANY: Final = _Room(None, Counter())
+TURNS: Final = 2 * (20 + 2 * 500)
+"""Two index keys for each tenant that has runs, none of which need be due, in both of the sagas."""
 IDS: Final = [f"due-{number}" for number in range(64)]
 
 
@@ -47,12 +52,16 @@ def documents() -> Iterator[dict[str, Any]]:
     for number in range(MANY):
         created_at = NOW - timedelta(seconds=number * 77)
         made = {"saga": SAGAS[number % 2], "created_at": created_at, **common}
+        if number % 2:
+            made |= {"tenant": f"tenant-{number % 1000:03}", "keys": [f"{number % 7:016x}"]}
         in_the_future = datetime(2099, 1, 1) + timedelta(seconds=number)
         yield {"_id": f"delayed-{number}", "state": "pending", "due_at": in_the_future, **made}
         settled_at = created_at + timedelta(seconds=1)
         yield {"_id": f"settled-{number}", "state": str(states[number % 5]), "settled_at": settled_at, **made}
     for number in range(2 * DUE):
         made = {"saga": SAGAS[number % 2], "created_at": NOW - timedelta(days=number), **common}
+        if number % 4 < 2:
+            made |= {"tenant": f"tenant-{'aaa' if number < DUE else number}", "keys": [f"{9:016x}"]}
         yield {"_id": f"due-{number}", "state": "pending", "due_at": NOW - timedelta(seconds=number), **made}
     yield {"_id": "rare-1", "state": "pending", "due_at": NOW, **common, "saga": "rare", "created_at": NOW}
 
@@ -125,10 +134,12 @@ def page(
 
 
 CASES: Final = [
-    Case("find_due", lambda store: store.runs._due_ids(DEFINITIONS, 50), 55),
-    Case("find_due", lambda store: store.runs._due_ids(DEFINITIONS[:1], 50), 55, "of one saga"),
-    Case("find_due", lambda store: store.runs._due_ids([("rare", 1), ("none", 1)], 50), 5, "of which little is due"),
-    Case("find_due", lambda store: store.runs._due_ids([("order", 1)], 10_000), DUE + 5, "when few are due"),
+    Case("find_due", lambda store: store.runs._due_ids(DEFINITIONS, 50, ANY), 55 + TURNS),
+    Case("find_due", lambda store: store.runs._due_ids(DEFINITIONS[:1], 50, ANY), 55, "of one saga"),
+    Case("find_due", lambda store: store.runs._due_ids([("rare", 1), ("none", 1)], 50, ANY), 5, "when little is due"),
+    Case("find_due", lambda store: store.runs._due_ids([("order", 1)], 10_000, ANY), DUE + 5, "when few are due"),
+    Case("find_in_turn", lambda store: store.runs._in_turn(DEFINITIONS, 20, []), TURNS),
+    Case("find_in_turn", lambda store: store.runs._in_turn(DEFINITIONS, 20, ["tenant-aaa"]), TURNS, "but one"),
     Case("next_due", lambda store: store.runs.next_due_at(DEFINITIONS), 5),
     Case("claim", lambda store: store.runs._stamp(IDS, "never", "w", LEASE), 2 * len(IDS) + 5),
     Case("renew", lambda store: store.runs.renew(dict.fromkeys(IDS, "none"), lease=LEASE), 2 * len(IDS) + 5),
@@ -146,6 +157,9 @@ CASES: Final = [
     Case("page_of_states_and_saga", page(ALL, "order"), 2 * (51 + 2 * len(ALL))),
     Case("page_of_states_and_saga", page(ALL, "order", after=True), 2 * (52 + 2 * len(ALL)), "the next page"),
     Case("page_of_states_and_saga", page(ALL, "rare"), 51 + 2 * len(ALL), "of which there is one run"),
+    Case("page_of_tenant", page(ALL, tenant="tenant-001"), 51 + 2 * len(ALL)),
+    Case("page_of_tenant", page(HELD, tenant="tenant-001"), 2 * len(HELD), "of which there are none"),
+    Case("needing_key", lambda store: store.runs.needing_key(f"{3:016x}", limit=50), 52),
     Case("append", append, 2),
     Case("load", lambda store: store.journal.load("due-7"), ENTRIES + 2),
     Case("load_many", lambda store: store.journal.load_many(IDS), len(IDS) * (ENTRIES + 2)),
@@ -157,6 +171,7 @@ def test_every_named_query_has_a_case_and_every_case_a_name() -> None:
     named = {
         name
         for spec in SCHEMA
+        if spec.name != KEYS_SPEC_NAME  # tested with the rest of that collection
         for name in [*spec.primary_key_serves, *(served for index in spec.indexes for served in index.serves)]
     }
     assert {case.query for case in CASES} == named
@@ -191,7 +206,7 @@ async def test_a_named_query_looks_at_little_more_than_it_returns(
 def explainable(name: str, command: dict[str, Any]) -> dict[str, Any]:
     """The command without what belongs to the session it was sent in; an update's clauses one by one are enough."""
     kept = {
-        "find": ("find", "filter", "sort", "limit", "projection", "singleBatch"),
+        "find": ("find", "filter", "sort", "limit", "projection", "singleBatch", "hint"),
         "update": ("update", "updates"),
         "aggregate": ("aggregate", "pipeline", "cursor"),
     }[name]

@@ -272,11 +272,11 @@ async def test_who_loses_all_candidates_to_another_looks_for_further_ones(store:
     due_ids = thief._due_ids
 
     class Slow(Runs):
-        async def _due_ids(self, definitions: Any, limit: int) -> list[str]:
-            found = await due_ids(definitions, limit)
+        async def _due_ids(self, definitions: Any, limit: int, room: Any) -> tuple[list[str], bool]:
+            found, all_seen = await due_ids(definitions, limit, room)
             if runs[0].run_id in found:  # between our look and our stamp another worker takes them
                 await claim(store, token="thief", limit=2)
-            return found
+            return found, all_seen
 
     late = Slow(store.runs._collection, store.runs._patience)
     claimed = await late.claim_due(DEFINITIONS, token="late", worker="late", lease=LEASE, limit=2)

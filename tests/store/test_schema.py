@@ -27,9 +27,15 @@ ROOT = Path(__file__).parents[2]
 FROM_NOTHING = [
     "create collection sagas.runs",
     "create index claim on sagas.runs",
+    "create index turn on sagas.runs",
+    "create index sealed_with on sagas.runs",
+    "create index list_of_tenant on sagas.runs",
     "create index list on sagas.runs",
     "create index list_of_saga on sagas.runs",
     "create collection sagas.journal",
+    "create collection sagas.keys",
+    "create index active on sagas.keys",
+    "create index of_tenant on sagas.keys",
 ]
 
 

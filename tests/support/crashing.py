@@ -34,8 +34,9 @@ from pydantic import BaseModel
 from sagas import NonRetryable, Retryable, RetryPolicy, Saga, Step, StepDefinition, Worker, WorkerOptions
 from sagas.clock import monotonic, new_token
 from sagas.decide import Activity
-from sagas.executor import Attempt, Executor, Limits
+from sagas.executor import Attempt, Executor
 from sagas.lease import Lease
+from sagas.limits import Limits
 from sagas.payload import dump_context, load_context
 from sagas_store import MongoStore
 from sagas_store.drivers import Driver
@@ -479,8 +480,8 @@ class World:
         if ends:
             assert run.state is self.shape.ends, f"{self.name} ended as {run.state}, not {self.shape.ends}"
         if run.state is State.COMPLETED:
-            payload = await self.server.store.journal.last_context(self.name)
-            context = load_context(Order, payload or b"", "the result")
+            _, payload = await self.server.store.journal.last_context(self.name) or (0, b"")
+            context = load_context(Order, payload, "the result")
             assert context.trail == tuple(part.name for part in self.shape.parts), context
         return run
 

@@ -136,7 +136,7 @@ async def start(store: MongoStore, session: Any) -> Order:
         await client.runs(state=State.IN_DOUBT)
         assert_type(await client.get(run.run_id), RunInfo)
         assert_type(await client.journal(run.run_id), list[JournalLine])
-        again = client.run(fulfil_order, key="order-10248")
+        again = await client.find(fulfil_order, key="order-10248")
         assert_type(await again.info(), RunInfo)
         assert_type(await again.journal(), list[JournalLine])
         try:

@@ -114,4 +114,4 @@ async def use(client: Client, store: MongoStore) -> None:
 
 def of_no_database(database: Any) -> None:
     MongoStore("mongodb://localhost")  # type: ignore[arg-type]
-    MongoStore(database, "sagas.")  # type: ignore[call-arg]
+    MongoStore(database, "sagas.")  # type: ignore[call-arg,arg-type]

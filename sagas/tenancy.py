@@ -1,0 +1,56 @@
+"""Whom a client or an operator reaches: one tenant, or all of them."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from sagas.errors import InvalidInput
+from sagas_store import MongoStore
+from sagas_store.runs import RunRecord
+
+__all__ = ["Reach", "check_tenant", "searchable"]
+
+_TENANT_MAX: Final = 128
+
+
+class Reach:
+    """Bound to a tenant, it reaches that tenant's runs alone, and tells nobody that there are others."""
+
+    def __init__(self, tenant: str | None) -> None:
+        """None for all tenants, and runs without one."""
+        check_tenant(tenant)
+        self.tenant: Final = tenant
+
+    def choose(self, tenant: str | None) -> str | None:
+        """The tenant that a verb is about, when `tenant` was named. Raises InvalidInput where that is out of reach."""
+        check_tenant(tenant)
+        if self.tenant is None:
+            return tenant
+        if tenant not in (None, self.tenant):
+            raise InvalidInput("tenant", "is another than the one that this is bound to")
+        return self.tenant
+
+    def covers(self, run: RunRecord) -> bool:
+        """Whether the run may be seen and changed."""
+        return self.tenant is None or run.tenant == self.tenant
+
+
+def check_tenant(tenant: object) -> None:
+    """Raise InvalidInput unless it is None or a name that can be stored and bound into a key."""
+    if tenant is None:
+        return
+    if not isinstance(tenant, str) or not 0 < len(tenant) <= _TENANT_MAX:
+        raise InvalidInput("tenant", f"must be a text of 1 to {_TENANT_MAX} characters, or None")
+    try:
+        tenant.encode()
+    except UnicodeEncodeError:
+        raise InvalidInput("tenant", "must be a text that UTF-8 can write: no lone surrogates") from None
+
+
+def searchable(store: MongoStore, key_prefix: str | None) -> str | None:
+    """The prefix to search idempotency keys by. Raises InvalidInput where they are sealed: hashes have no prefixes."""
+    if key_prefix is not None and store.keyring is not None:
+        raise InvalidInput(
+            "key_prefix", "keys are sealed here and cannot be searched by prefix; use saga, tenant or time"
+        )
+    return key_prefix
