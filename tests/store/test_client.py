@@ -158,7 +158,7 @@ async def test_equal_input_in_another_spelling_is_the_same_input(
         await client.start(ORDER, Order(number="a", lines=3, weights={"x": 1, "y": 2}), key="order-1")
 
 
-@pytest.mark.parametrize("unreadable", [b"", b"\x02sealed", b"\x01[]", b"\x01{}"])
+@pytest.mark.parametrize("unreadable", [b"", b"\x03newer", b"\x01[]", b"\x01{}"])
 async def test_a_stored_input_that_cannot_be_read_is_not_the_same_input(
     client: Client, store: MongoStore, unreadable: bytes
 ) -> None:
