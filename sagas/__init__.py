@@ -46,12 +46,14 @@ from sagas.limits import Limits
 from sagas.operator import BulkResult, Operator
 from sagas.policy import RetryPolicy
 from sagas.stopping import StopAnswer, StopOutcome, StopPreview, Undo
+from sagas.tenant_worker import TenantWorker
 from sagas.worker import Worker, WorkerOptions
 from sagas.wrapping import LocalKeyWrapper
 from sagas_store import MongoStore
 from sagas_store.entries import Kind
 from sagas_store.runs import HeldGroup
 from sagas_store.states import HELD, OPEN, SETTLED, State
+from sagas_store.tenants import TenantDatabases
 
 __all__ = [
     "HELD",
@@ -109,6 +111,8 @@ __all__ = [
     "StoreRefused",
     "StoreUnavailable",
     "Tampered",
+    "TenantDatabases",
+    "TenantWorker",
     "Undo",
     "Unreadable",
     "UnsafeServer",

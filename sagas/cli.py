@@ -29,6 +29,7 @@ from sagas.definition import Fate, Saga
 from sagas.errors import InvalidInput, SagaError, StoreUnavailable
 from sagas.operator import Operator
 from sagas.stopping import StopOutcome
+from sagas.tenant_worker import TenantWorker
 from sagas.worker import Worker
 from sagas_store.connect import connected
 from sagas_store.errors import NoConnection
@@ -64,7 +65,7 @@ def build_parser() -> argparse.ArgumentParser:
     worker.add_argument(
         "target",
         metavar="MODULE:ATTRIBUTE",
-        help="a Worker, or a function (async or not) that returns one, or an async context manager that gives one",
+        help="a Worker or TenantWorker, or a function (async or not) that returns one, or an async context manager that gives one",
     )
     worker.add_argument(
         "--log-level", default="info", choices=("debug", "info", "warning", "error"), help="default: info"
@@ -166,7 +167,7 @@ async def _worker(options: argparse.Namespace) -> int:
     made = await _load(options.target)
     async with contextlib.AsyncExitStack() as stack:
         worker = await stack.enter_async_context(made) if isinstance(made, AbstractAsyncContextManager) else made
-        if not isinstance(worker, Worker):
+        if not isinstance(worker, Worker | TenantWorker):
             raise _Usage(f"{options.target} is {type(worker).__name__}, not a Worker")
         await worker.run()
         if worker.left_behind:

@@ -37,12 +37,13 @@ from sagas.log import get_logger
 from sagas.payload import NotJournalable, dump_context, dump_text, load_context, load_error, load_text
 from sagas.sealing import Opener, Slot, place_of_payload, place_of_reason
 from sagas.stopping import StopAnswer, StopOutcome, StopPreview, answer, check_words, preview
-from sagas.tenancy import Reach, searchable
+from sagas.tenancy import Reach, searchable, store_of
 from sagas_store import MongoStore
 from sagas_store.entries import Cause, Entry, Kind
 from sagas_store.errors import RunExists, StoreError
 from sagas_store.runs import NewRun, RunFilter, RunPosition, RunRecord
 from sagas_store.states import HELD, OPEN, Decision, State
+from sagas_store.tenants import TenantDatabases
 
 __all__ = ["Client", "JournalLine", "Run", "RunInfo", "RunPage", "Start", "StopMany"]
 
@@ -196,16 +197,18 @@ class StopMany:
 class Client:
     """Starts and observes runs. `run = await Client(store).start(fulfil_order, order, key="order-10248")`."""
 
-    def __init__(self, store: MongoStore, *, tenant: str | None = None, limits: Limits | None = None) -> None:
+    def __init__(
+        self, store: MongoStore | TenantDatabases, *, tenant: str | None = None, limits: Limits | None = None
+    ) -> None:
         """`limits` should be the workers': what they could not journal should not be started.
 
         With a `tenant` it is bound: it starts, sees and stops that tenant's runs alone. Unbound, it reaches all.
         """
-        self._store = store
-        self._keys = keys_of(store)
+        self._store = store_of(store, tenant)
+        self._keys = keys_of(self._store)
         self._reach = Reach(tenant)
         self._limits = limits or Limits()
-        self._rest = _Rest(store)
+        self._rest = _Rest(self._store)
 
     async def close(self) -> None:
         """Stop listening for results. The database client is the application's to close."""

@@ -27,12 +27,13 @@ from sagas.limits import Limits
 from sagas.payload import NotJournalable, dump_context, dump_text
 from sagas.sealing import SEALED_OVERHEAD_BYTES, Slot, place_of_payload, place_of_reason
 from sagas.stopping import check_words
-from sagas.tenancy import Reach, searchable
+from sagas.tenancy import Reach, searchable, store_of
 from sagas_store import MongoStore
 from sagas_store.entries import Entry, Kind
 from sagas_store.errors import RunExists, WrongState
 from sagas_store.runs import HeldGroup, NewRun, RunFilter, RunPosition, RunRecord
 from sagas_store.states import HELD, SETTLED, State
+from sagas_store.tenants import TenantDatabases
 
 __all__ = ["BulkResult", "Operator"]
 
@@ -60,10 +61,12 @@ class BulkResult:
 class Operator:
     """Every verb takes `by` (who) and `reason` (why); both are journaled."""
 
-    def __init__(self, store: MongoStore, *, tenant: str | None = None, limits: Limits | None = None) -> None:
+    def __init__(
+        self, store: MongoStore | TenantDatabases, *, tenant: str | None = None, limits: Limits | None = None
+    ) -> None:
         """With a `tenant` it is bound, and reaches that tenant's runs alone. `limits` should be the workers'."""
-        self._store = store
-        self._keys = keys_of(store)
+        self._store = store_of(store, tenant)
+        self._keys = keys_of(self._store)
         self._reach = Reach(tenant)
         self._limits = limits or Limits()
 

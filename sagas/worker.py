@@ -13,7 +13,7 @@ import signal
 import socket
 import traceback
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -30,7 +30,7 @@ from sagas.log import get_logger
 from sagas_store import MongoStore
 from sagas_store.runs import RunRecord
 
-__all__ = ["Worker", "WorkerOptions"]
+__all__ = ["Worker", "WorkerOptions", "default_name", "draining_on_signals", "served"]
 
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 _RENEWALS_PER_LEASE: Final = 3
@@ -96,20 +96,11 @@ class Worker:
         `resources` is what steps get as `step.resources`. `name` is how the worker appears on runs and in journals;
         by default host, process id and a few random digits.
         """
-        if not sagas:
-            raise InvalidInput("sagas", "a worker needs at least one saga to serve")
-        self.name: Final = name or f"{socket.gethostname()}:{os.getpid()}:{new_token()[:6]}"
+        self.name: Final = name or default_name()
         self.options: Final = options or WorkerOptions()
         self._store = store
         self._monotonic = monotonic
-        self._sagas: dict[tuple[str, int], Saga[Any]] = {}
-        for saga in sagas:
-            if not isinstance(saga, Saga):
-                raise InvalidInput("sagas", f"must be Saga objects, not {saga!r}")
-            if (saga.name, saga.version) in self._sagas:
-                raise DefinitionError(saga.name, None, f"the worker was given version {saga.version} twice")
-            _ = saga.fingerprint  # refuses a wrong definition now rather than at its first run
-            self._sagas[saga.name, saga.version] = saga
+        self._sagas = served(sagas)
         self._resources = resources
         self._attempts: dict[str, Attempt] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -147,7 +138,7 @@ class Worker:
             monotonic=self._monotonic,
         )
         work = asyncio.create_task(self._work(executor))
-        with self._signals():
+        with draining_on_signals(self.stop, enabled=self.options.handle_signals):
             try:
                 await asyncio.shield(work)
             except asyncio.CancelledError:
@@ -386,20 +377,42 @@ class Worker:
             if not self._attempts:
                 break  # what is left swallows its cancellation; its lease lapses
 
-    @contextlib.contextmanager
-    def _signals(self) -> Any:
-        loop = asyncio.get_running_loop()
-        installed = []
-        if self.options.handle_signals:
-            for number in _SIGNALS:
-                with contextlib.suppress(ValueError, RuntimeError, NotImplementedError):  # not the main thread; Windows
-                    loop.add_signal_handler(number, self.stop)
-                    installed.append(number)
-        try:
-            yield
-        finally:
-            for number in installed:
-                loop.remove_signal_handler(number)
+
+def default_name() -> str:
+    """Host, process id and a few random digits."""
+    return f"{socket.gethostname()}:{os.getpid()}:{new_token()[:6]}"
+
+
+def served(sagas: Sequence[Saga[Any]]) -> dict[tuple[str, int], Saga[Any]]:
+    """The sagas by name and version. Raises InvalidInput, DefinitionError: now, rather than at the first run."""
+    if not sagas:
+        raise InvalidInput("sagas", "a worker needs at least one saga to serve")
+    by_version: dict[tuple[str, int], Saga[Any]] = {}
+    for saga in sagas:
+        if not isinstance(saga, Saga):
+            raise InvalidInput("sagas", f"must be Saga objects, not {saga!r}")
+        if (saga.name, saga.version) in by_version:
+            raise DefinitionError(saga.name, None, f"the worker was given version {saga.version} twice")
+        _ = saga.fingerprint  # refuses a wrong definition
+        by_version[saga.name, saga.version] = saga
+    return by_version
+
+
+@contextlib.contextmanager
+def draining_on_signals(stop: Callable[[], None], *, enabled: bool) -> Iterator[None]:
+    """Call `stop` at SIGTERM and SIGINT."""
+    loop = asyncio.get_running_loop()
+    installed = []
+    if enabled:
+        for number in _SIGNALS:
+            with contextlib.suppress(ValueError, RuntimeError, NotImplementedError):  # not the main thread; Windows
+                loop.add_signal_handler(number, stop)
+                installed.append(number)
+    try:
+        yield
+    finally:
+        for number in installed:
+            loop.remove_signal_handler(number)
 
 
 def _where(fault: BaseException) -> dict[str, str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from pymongo.asynchronous.client_session import AsyncClientSession
 from pymongo.asynchronous.database import AsyncDatabase
@@ -25,7 +25,10 @@ from sagas_store.watch import Hints
 if TYPE_CHECKING:
     from motor.motor_asyncio import AsyncIOMotorDatabase
 
-__all__ = ["BindsKeys", "MongoStore"]
+__all__ = ["PATIENCE", "REPLY", "BindsKeys", "MongoStore"]
+
+PATIENCE: Final = timedelta(seconds=90)
+REPLY: Final = timedelta(seconds=10)
 
 
 class BindsKeys(Protocol):
@@ -48,8 +51,8 @@ class MongoStore:
         *,
         keyring: BindsKeys | None = None,
         prefix: str = "sagas.",
-        patience: timedelta = timedelta(seconds=90),
-        reply: timedelta = timedelta(seconds=10),
+        patience: timedelta = PATIENCE,
+        reply: timedelta = REPLY,
         monotonic: Monotonic = monotonic,
     ) -> None:
         """Take the database as it is; nothing is asked of the server yet.

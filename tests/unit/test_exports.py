@@ -64,6 +64,8 @@ PUBLIC = [
     "StoreRefused",
     "StoreUnavailable",
     "Tampered",
+    "TenantDatabases",
+    "TenantWorker",
     "Undo",
     "Unreadable",
     "UnsafeServer",
