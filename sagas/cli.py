@@ -65,7 +65,7 @@ def build_parser() -> argparse.ArgumentParser:
     worker.add_argument(
         "target",
         metavar="MODULE:ATTRIBUTE",
-        help="a Worker or TenantWorker, or a function (async or not) that returns one, or an async context manager that gives one",
+        help="a Worker or TenantWorker; or a function, async or not, that returns one; or an async context manager",
     )
     worker.add_argument(
         "--log-level", default="info", choices=("debug", "info", "warning", "error"), help="default: info"

@@ -133,6 +133,7 @@ class Worker:
             worker=self.name,
             resources=self._resources,
             threads=pool,
+            thread_count=self.options.threads,
             limits=self.options.limits,
             park_after=self.options.park_after,
             monotonic=self._monotonic,
@@ -278,8 +279,11 @@ class Worker:
                 log.warning("run given back, its payload does not open", state=str(state), error=str(blocked))
             else:
                 log.info("attempt ended", state=str(state))
-        except (FenceLost, LeaseLapsed) as lost:
+        except FenceLost as lost:
             log.warning("attempt stopped, the lease is lost", error=str(lost))
+        except LeaseLapsed as lapsed:
+            log.warning("attempt stopped, the lease is lost", error=str(lapsed))
+            await self._end_lease(run)
         except StoreUnavailable as away:
             log.warning("attempt abandoned, the lease will lapse", error=str(away))
         except StoreError as refused:
@@ -295,6 +299,11 @@ class Worker:
             self._forget(attempt)
             if limited or self._room >= self._room_worth_a_claim:
                 self._wake.set()
+
+    async def _end_lease(self, run: RunRecord) -> None:
+        """A renewal may have got through after the attempt gave up: then nobody would drive the run for a lease."""
+        with contextlib.suppress(StoreError):  # somebody else has it, or it lapses by itself
+            await self._store.runs.end_lease(run)
 
     # ---------------------------------------------------------------- leases
 

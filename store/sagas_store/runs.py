@@ -490,6 +490,10 @@ class Runs:
             run, "pass the gate", {"gate_passed_at": since, "phase": Phase.PAST_GATE}, {"$or": way_is_free}
         )
 
+    async def end_lease(self, run: RunRecord) -> None:
+        """Let any worker claim the run at once, as if its lease had lapsed: what was in hand is in doubt."""
+        await self._as_holder(run, "end the lease", {"due_at": "$$NOW"})
+
     async def show_rolling_back(self, run: RunRecord) -> None:
         """Show in lists that the run is rolling back; the journal says so already. Raises FenceLost."""
         await self._as_holder(run, "show rolling back", {"phase": Phase.ROLLING_BACK})

@@ -207,6 +207,7 @@ class Process:
             worker=name,
             resources=self,
             threads=world.server.threads,
+            thread_count=2,
             limits=Limits(),
             park_after=timedelta(seconds=2),
             monotonic=monotonic,
