@@ -46,6 +46,9 @@ class Driver:
             )
         # What is written is on a majority's disks before it counts, and what is read as the truth can no longer be
         # rolled back, whatever the application set on its client.
+        # Motor waits in threads, few of them for the whole process. A stream that waited there for its next event would
+        # keep one of them from everybody else, so there the waiting is done here.
+        self._await_ms, self.rest_s = (1, 0.1) if self.is_motor else (1000, 0.0)
         self.database = cast(
             "AsyncDatabase[Document]",
             database.with_options(
@@ -87,11 +90,12 @@ class Driver:
             await starting
 
     @asynccontextmanager
-    async def watch(
-        self, collection: Collection, pipeline: Sequence[Mapping[str, Any]], *, await_ms: int
-    ) -> AsyncIterator[Any]:
-        """An open change stream; iterate it with `try_next`, which returns None after `await_ms` without an event."""
-        opening: Any = collection.watch(pipeline, max_await_time_ms=await_ms)
+    async def watch(self, collection: Collection, pipeline: Sequence[Mapping[str, Any]]) -> AsyncIterator[Any]:
+        """An open change stream; iterate it with `try_next`, which returns None after a while without an event.
+
+        Then rest for `self.rest_s`.
+        """
+        opening: Any = collection.watch(pipeline, max_await_time_ms=self._await_ms)
         stream = opening if self.is_motor else await opening
         async with stream:
             yield stream

@@ -18,7 +18,6 @@ from sagas_store.states import HELD, SETTLED, State
 
 __all__ = ["Hints"]
 
-_AWAIT_MS: Final = 1000
 _PAUSE_S: Final = 0.1
 _PAUSE_MAX_S: Final = 30.0
 
@@ -68,7 +67,7 @@ class Hints:
         asked = cancellations()
         while True:
             try:
-                async with self._driver.watch(self._runs, pipeline, await_ms=_AWAIT_MS) as stream:
+                async with self._driver.watch(self._runs, pipeline) as stream:
                     if ready is not None:
                         ready.set()
                     if opened is not None:
@@ -81,6 +80,8 @@ class Hints:
                             notice(event)
                         elif not stream.alive:
                             break  # ended for good, its collection dropped or renamed: it would answer None at once
+                        else:
+                            await asyncio.sleep(self._driver.rest_s)
                         pause = _PAUSE_S
             except PyMongoError:
                 # The server fails over, the stream's place has left the oplog, or the user may not open one: polling
