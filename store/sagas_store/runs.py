@@ -18,7 +18,7 @@ from bson import ObjectId
 from pymongo import UpdateMany, errors
 from pymongo.asynchronous.client_session import AsyncClientSession
 
-from sagas_store.commit import CommitLoop
+from sagas_store.commit import Batching, CommitLoop
 from sagas_store.drivers import Collection, Document
 from sagas_store.errors import FenceLost, RecordTooLarge, RunExists, StopFirst, StoreError, StoreRefused
 from sagas_store.faults import Patience
@@ -183,11 +183,14 @@ def _guard(alike: Sequence[_Move]) -> Document:
 class Runs:
     """Every question put to the runs collection."""
 
-    def __init__(self, collection: Collection, patience: Patience) -> None:
+    def __init__(self, collection: Collection, patience: Patience, batching: Batching | None = None) -> None:
+        batching = batching or Batching()
         self._collection = collection
         self._patience = patience
-        self._starts: CommitLoop[NewRun, None] = CommitLoop(self._insert_together, size_of=lambda run: len(run.input))
-        self._moves: CommitLoop[_Move, None] = CommitLoop(self._move_together)
+        self._starts: CommitLoop[NewRun, None] = CommitLoop(
+            self._insert_together, batching, size_of=lambda run: len(run.input)
+        )
+        self._moves: CommitLoop[_Move, None] = CommitLoop(self._move_together, batching)
 
     # ---------------------------------------------------------------- starting
 
