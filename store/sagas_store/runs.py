@@ -42,6 +42,8 @@ RUNS_SPEC_NAME: Final = "runs"
 _CLAIMABLE: Final = sorted(origins_of(State.RUNNING))
 _CLAIM_ROUNDS: Final = 3
 """How often one claim looks for further candidates after losing some to another worker; then the next poll is due."""
+_RESUMED_MAX: Final = 16
+"""How many looks for due runs in a row may go on where the one before ended; then one begins at the start again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,6 +182,32 @@ def _guard(alike: Sequence[_Move]) -> Document:
     }
 
 
+@dataclass(slots=True)
+class _Scan:
+    """How far looks for due runs have come. Behind it lie the index entries of runs that were claimed just now.
+
+    The server walks over those for as long as it keeps them, so a busy worker's looks go on where the last one ended.
+    Nothing is missed: a look that finds too little, and every so-and-so-many-th, begins at the start again, which is
+    where a run stands that was started or let go with an earlier due time meanwhile.
+    """
+
+    came_to: datetime | None = None
+    """The due time of the last run that was taken; None to begin at the start."""
+    resumed: int = 0
+
+    def begin(self) -> datetime | None:
+        """From where to look now."""
+        if self.came_to is not None and self.resumed >= _RESUMED_MAX:
+            self.restart()
+        if self.came_to is not None:
+            self.resumed += 1
+        return self.came_to
+
+    def restart(self) -> None:
+        """The next look begins at the start."""
+        self.came_to, self.resumed = None, 0
+
+
 class Runs:
     """Every question put to the runs collection."""
 
@@ -191,6 +219,7 @@ class Runs:
             self._insert_together, batching, size_of=lambda run: len(run.input)
         )
         self._moves: CommitLoop[_Move, None] = CommitLoop(self._move_together, batching)
+        self._scans: dict[tuple[tuple[str, int], ...], _Scan] = {}
 
     # ---------------------------------------------------------------- starting
 
@@ -246,28 +275,38 @@ class Runs:
 
         Two workers never hold one run: the stamp is one guarded update, and only what it stamped is read back. Losing
         candidates to another worker means looking for further ones, a few times. Leases end at server time + `lease`.
+        While more is due than is taken, a run that has become due before those taken last may wait for a few claims.
         """
         claimed: list[RunRecord] = []
         if not definitions:
             return claimed
+        scan = self._scans.setdefault(tuple(definitions), _Scan())
         for _ in range(_CLAIM_ROUNDS):
             wanted = limit - len(claimed)
             if wanted <= 0:  # the server takes a limit of 0 for no limit
                 break
-            candidates = await self._due_ids(definitions, wanted)
+            since = scan.begin()
+            candidates = await self._due(definitions, wanted, since)
             if candidates:
-                claimed += await self._stamp(candidates, token, worker, lease)
-            if len(candidates) < wanted:
-                break
+                claimed += await self._stamp([found["_id"] for found in candidates], token, worker, lease)
+            # Only now: what was found and could not be stamped is still due.
+            if len(candidates) == wanted:
+                scan.came_to = candidates[-1]["due_at"]
+            else:
+                scan.restart()
+                if since is None:
+                    break
         return claimed
 
-    async def _due_ids(self, definitions: Sequence[tuple[str, int]], limit: int) -> list[str]:
+    async def _due(
+        self, definitions: Sequence[tuple[str, int]], limit: int, since: datetime | None = None
+    ) -> list[Document]:
         async def find() -> list[Document]:
             return await self._collection.find(
-                due_filter(definitions), {"_id": 1}, sort=[("due_at", 1)], limit=limit
+                due_filter(definitions, since), {"due_at": 1}, sort=[("due_at", 1)], limit=limit
             ).to_list(None)
 
-        return [found["_id"] for found in await self._patience.call("find due runs", find)]
+        return await self._patience.call("find due runs", find)
 
     async def _stamp(self, run_ids: list[str], token: str, worker: str, lease: timedelta) -> list[RunRecord]:
         ours = {"_id": {"$in": run_ids}, "claim.token": token}
@@ -501,14 +540,19 @@ class Runs:
 # ----------------------------------------------------------- the filters, named so that each plan can be explained
 
 
-def due_filter(definitions: Sequence[tuple[str, int]]) -> Document:
-    """Runs of these definitions that are due by the server's clock. Held and settled runs have no `due_at`."""
+def due_filter(definitions: Sequence[tuple[str, int]], since: datetime | None = None) -> Document:
+    """Runs of these definitions that are due by the server's clock. Held and settled runs have no `due_at`.
+
+    With `since`, only those that are due since then.
+    """
+    # Either lets the planner use the partial index. `since` itself is included: runs may be due at the same moment.
+    due_at: Document = {"$exists": True} if since is None else {"$gte": since}
     return {
         "$or": [
             {
                 "saga": saga,
                 "version": version,
-                "due_at": {"$exists": True},  # lets the planner use the partial index
+                "due_at": due_at,
                 "$expr": {"$lte": ["$due_at", "$$NOW"]},
             }
             for saga, version in definitions

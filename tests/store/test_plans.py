@@ -37,6 +37,7 @@ NOW: Final = datetime(2026, 1, 2)
 
 ALL: Final = frozenset(State)
 LONG_AGO: Final = NOW.astimezone() - timedelta(days=50)
+SINCE: Final = NOW.astimezone() - timedelta(seconds=99)
 IDS: Final = [f"due-{number}" for number in range(64)]
 
 
@@ -125,10 +126,16 @@ def page(
 
 
 CASES: Final = [
-    Case("find_due", lambda store: store.runs._due_ids(DEFINITIONS, 50), 55),
-    Case("find_due", lambda store: store.runs._due_ids(DEFINITIONS[:1], 50), 55, "of one saga"),
-    Case("find_due", lambda store: store.runs._due_ids([("rare", 1), ("none", 1)], 50), 5, "of which little is due"),
-    Case("find_due", lambda store: store.runs._due_ids([("order", 1)], 10_000), DUE + 5, "when few are due"),
+    Case("find_due", lambda store: store.runs._due(DEFINITIONS, 50), 55),
+    Case("find_due", lambda store: store.runs._due(DEFINITIONS[:1], 50), 55, "of one saga"),
+    Case("find_due", lambda store: store.runs._due([("rare", 1), ("none", 1)], 50), 5, "of which little is due"),
+    Case("find_due", lambda store: store.runs._due([("order", 1)], 10_000), DUE + 5, "when few are due"),
+    Case(
+        "find_due",
+        lambda store: store.runs._due(DEFINITIONS, 50, NOW.astimezone() - timedelta(seconds=99)),
+        55,
+        "since",
+    ),
     Case("next_due", lambda store: store.runs.next_due_at(DEFINITIONS), 5),
     Case("claim", lambda store: store.runs._stamp(IDS, "never", "w", LEASE), 2 * len(IDS) + 5),
     Case("renew", lambda store: store.runs.renew(dict.fromkeys(IDS, "none"), lease=LEASE), 2 * len(IDS) + 5),
