@@ -53,7 +53,7 @@ class MongoStore:
         bounds how many writes go to the server together.
         """
         self._driver = Driver(database)
-        self._patience = Patience(patience, reply)
+        self._patience = Patience(patience, reply, at_once=self._driver.operations_max)
         runs = self._driver.collection(prefix + RUNS_SPEC_NAME)
         self.runs = Runs(runs, self._patience, batching)
         self.journal = Journal(self._driver.collection(prefix + JOURNAL_SPEC_NAME), self._patience, batching)
