@@ -166,10 +166,8 @@ class _Move:
     """What must hold beside the claim; where it does not although the claim does, a stop came first."""
     becomes: State
 
-    @property
-    def group(self) -> str:
-        """The same for moves that can be one update of many."""
-        return repr((self.token, self.pipeline, self.provided))
+    change: tuple[object, ...]
+    """What tells its pipeline and what must hold from others: the same for moves that can be one update of many."""
 
 
 def _guard(alike: Sequence[_Move]) -> Document:
@@ -419,7 +417,13 @@ class Runs:
         self, run: RunRecord, operation: str, changes: Document, provided: Document | None = None
     ) -> None:
         move = _Move(
-            run.run_id, _claim_of(run).token, operation, ({"$set": changes},), provided or {}, becomes=State.RUNNING
+            run.run_id,
+            _claim_of(run).token,
+            operation,
+            ({"$set": changes},),
+            provided or {},
+            becomes=State.RUNNING,
+            change=(operation,),
         )
         await self._moves.submit(move)
 
@@ -434,7 +438,8 @@ class Runs:
 
     async def park(self, run: RunRecord, *, wait: timedelta, stop_known: bool = False) -> None:
         """Free the worker: the run is pending again, due at server time + `wait`. Zero hands it back at once."""
-        await self._let_go(run, State.PENDING, {"due_at": _from_now(wait)}, (), stop_known=stop_known)
+        due_at = _from_now(wait)
+        await self._let_go(run, State.PENDING, {"due_at": due_at}, (), str(due_at), stop_known=stop_known)
 
     async def settle(self, run: RunRecord, state: State, *, stop_known: bool = False) -> None:
         """The end of the run. The journal must prove `state` before this is called."""
@@ -443,17 +448,33 @@ class Runs:
     async def hold(self, run: RunRecord, state: State, reason: str, *, stop_known: bool = False) -> None:
         """Put the run aside for an operator. `reason` is stored in the clear: no payload in it."""
         held = {"reason": {"$literal": reason}, "since": "$$NOW"}
-        await self._let_go(run, state, {"held": held}, ("due_at",), stop_known=stop_known)
+        await self._let_go(run, state, {"held": held}, ("due_at",), reason, stop_known=stop_known)
 
     async def _let_go(
-        self, run: RunRecord, state: State, changes: Document, removed: Sequence[str], *, stop_known: bool
+        self,
+        run: RunRecord,
+        state: State,
+        changes: Document,
+        removed: Sequence[str],
+        detail: str = "",
+        *,
+        stop_known: bool,
     ) -> None:
+        """`detail` is what `changes` depend on beside the state."""
         check_move(State.RUNNING, state)
         pipeline: tuple[Document, ...] = ({"$set": {"state": state, **_OVERDUE, **changes}},)
         if removed:
             pipeline += ({"$unset": list(removed)},)
         unseen: Document = {} if stop_known else {"stop": {"$exists": False}}
-        move = _Move(run.run_id, _claim_of(run).token, f"move to {state}", pipeline, unseen, becomes=state)
+        move = _Move(
+            run.run_id,
+            _claim_of(run).token,
+            f"move to {state}",
+            pipeline,
+            unseen,
+            becomes=state,
+            change=(state, stop_known, detail),
+        )
         await self._moves.submit(move)
 
     # ---------------------------------------------------------------- a holder's writes, together
@@ -463,9 +484,9 @@ class Runs:
 
         Where fewer runs matched than were meant, each of those moves is made by itself, and so told its own fate.
         """
-        groups: dict[str, list[_Move]] = {}
+        groups: dict[object, list[_Move]] = {}
         for move in moves:
-            groups.setdefault(move.group, []).append(move)
+            groups.setdefault((move.token, move.change), []).append(move)
         if len(moves) == 1:
             return [await self._move_alone(moves[0])]
 
