@@ -158,8 +158,11 @@ class Worker:
         helpers = [
             asyncio.create_task(self._keep_leases()),
             asyncio.create_task(self._watch_leases()),
-            asyncio.create_task(self._store.hints.on_due(sorted({name for name, _ in self._sagas}), self._wake.set)),
-            asyncio.create_task(self._store.hints.on_stop(self._notice_stop)),
+            asyncio.create_task(
+                self._store.hints.on_due(
+                    sorted({name for name, _ in self._sagas}), self._wake.set, stopped=self._notice_stop
+                )
+            ),
         ]
         self._log.info("worker started", sagas=[f"{name}@{version}" for name, version in self._sagas])
         try:

@@ -30,6 +30,7 @@ from sagas_store import MongoStore
 from sagas_store.states import State
 from tests.support.changing import replace
 from tests.support.crashing import Part, Plan, Process, Server, Shape, World, plans
+from tests.support.ticks import stretched
 
 AT_ONCE: Final = 12
 """Worlds at a time. Each has its own run, saga and participants; only the server is shared."""
@@ -294,7 +295,15 @@ async def dies(server: Server, shape: Shape, plan: Plan, expected: list[str]) ->
     return len(second.trail)
 
 
+@pytest.fixture(params=[False, True], ids=["at once", "ticks stretched"])
+def ticks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As commits leave, and with every batch waiting for others to join it."""
+    if request.param:
+        stretched(monkeypatch)
+
+
 @pytest.mark.slow
+@pytest.mark.usefixtures("ticks")
 async def test_whatever_dies_at_whatever_point_another_worker_finishes_the_run(server: Server) -> None:
     points = await all_points(server)
     todo = [(shape, plan) for shape in SHAPES for plan in plans(len(points[shape]), "die")]

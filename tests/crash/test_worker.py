@@ -366,8 +366,8 @@ async def test_a_run_starts_at_once_on_an_idle_worker_that_polls_rarely(
     saga = waits("waits", gate)
     on_due = store.hints.on_due
 
-    async def on_due_with_sign(sagas: Any, notice: Callable[[], None]) -> None:
-        await on_due(sagas, notice, listening)
+    async def on_due_with_sign(sagas: Any, notice: Callable[[], None], **more: Any) -> None:
+        await on_due(sagas, notice, listening, **more)
 
     monkeypatch.setattr(store.hints, "on_due", on_due_with_sign)
     async with Client(store) as client, working(store, saga, poll=timedelta(seconds=600)):
@@ -385,9 +385,9 @@ async def test_a_run_started_while_the_change_stream_was_being_opened_is_not_lef
     saga = waits("waits", gate)
     on_due, next_due_at = store.hints.on_due, store.runs.next_due_at
 
-    async def late_on_due(sagas: Any, notice: Callable[[], None]) -> None:
+    async def late_on_due(sagas: Any, notice: Callable[[], None], **more: Any) -> None:
         await go_on.wait()
-        await on_due(sagas, notice)
+        await on_due(sagas, notice, **more)
 
     async def next_due_at_with_sign(definitions: Any) -> datetime | None:
         found = await next_due_at(definitions)

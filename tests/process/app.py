@@ -30,8 +30,11 @@ from sagas.decide import Activity
 from sagas.identity import step_key
 from sagas_store.journal import journal_filter
 from tests.support.oracle import Call
+from tests.support.ticks import stretch_as_asked
 
 __all__ = ["Job", "fulfil", "ledgers", "make_worker", "transact"]
+
+stretch_as_asked()
 
 RETRY = RetryPolicy(max_attempts=3, initial_wait=timedelta(milliseconds=20), jitter=False)
 

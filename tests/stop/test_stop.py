@@ -222,10 +222,12 @@ async def test_a_step_that_listens_finishes_in_its_grace_and_is_compensated_as_k
 async def test_a_stop_is_learned_by_heartbeat_where_there_is_no_change_stream(
     client: Client, store: MongoStore, shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def silent(*_: Any) -> None:
-        await asyncio.Event().wait()
+    on_due = store.hints.on_due
 
-    monkeypatch.setattr(store.hints, "on_stop", silent)
+    async def silent(sagas: Any, notice: Any, **_: Any) -> None:
+        await on_due(sagas, notice)
+
+    monkeypatch.setattr(store.hints, "on_due", silent)
     async with working(store, shop, lease=timedelta(seconds=1)):
         run = await client.start(fulfil, Order(does="reserve waits"))
         await shop.inside.wait()
