@@ -17,8 +17,7 @@ from typing import Any, Final, TypeVar
 from pydantic import BaseModel
 
 from sagas.clock import new_token
-from sagas.decide import Progress
-from sagas.definition import Saga
+from sagas.definition import Saga, StepKind
 from sagas.errors import InvalidInput, OperatorRefused, RunNotFound, SagaError
 from sagas.identity import restart_id_of
 from sagas.payload import NotJournalable, dump_context
@@ -98,10 +97,8 @@ class Operator:
                 payload, _ = dump_context(saga.context, context)
             except NotJournalable as error:
                 raise InvalidInput("context", str(error).replace("it returned", "is")) from None
-        progress = Progress.of(saga)
-        for entry in await self._store.journal.load(run_id):
-            progress = progress.after(entry)
-        await self._move_on(run, Kind.VERDICT, by, reason, step=saga.steps[progress.succeeded].name, payload=payload)
+        pivot = next(step.name for step in saga.steps if step.kind is StepKind.PIVOT)  # nothing else is held in doubt
+        await self._move_on(run, Kind.VERDICT, by, reason, step=pivot, payload=payload)
 
     async def retry_now(self, run_id: str, *, by: str, reason: str) -> None:
         """Cut the wait of a parked run short: it is due now. Raises OperatorRefused, RunNotFound."""
@@ -113,6 +110,8 @@ class Operator:
             raise OperatorRefused(
                 run_id, run.state, "it has not begun yet, so there is no wait for a retry to cut short"
             )
+        if run.due_at is not None and run.due_at <= self._store.clock.now():
+            raise OperatorRefused(run_id, run.state, "it is due already: the next free worker takes it")
         await self._move_on(run, Kind.RETRIED_NOW, by, reason)
 
     async def restart_as_new(self, run_id: str, *, by: str, reason: str) -> str:
@@ -177,10 +176,14 @@ class Operator:
         limit: int = _BULK_MAX,
         dry_run: bool = False,
     ) -> BulkResult:
-        """`retry_now` for every parked run that fits."""
+        """`retry_now` for every parked run that fits; what has not begun, or is due already, is none of them."""
         check_words(by, reason)
         chosen = RunFilter(
-            states=frozenset({State.PENDING}), saga=saga, key_prefix=key_prefix, created_before=started_before
+            states=frozenset({State.PENDING}),
+            saga=saga,
+            key_prefix=key_prefix,
+            created_before=started_before,
+            waiting=True,
         )
         verb = functools.partial(self.retry_now, by=by, reason=reason)
         return await self._each(chosen, verb, limit=limit, dry_run=dry_run)

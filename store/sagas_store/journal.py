@@ -127,7 +127,7 @@ class Journal:
             return await self._collection.find(
                 {
                     **journal_filter([run_id]),
-                    "kind": {"$in": [Kind.STEP_SUCCEEDED, Kind.PROBE_SUCCEEDED]},
+                    "kind": {"$in": [Kind.STEP_SUCCEEDED, Kind.PROBE_SUCCEEDED, Kind.VERDICT]},
                     "payload": {"$exists": True},
                 },
                 sort=[("_id", -1)],

@@ -142,6 +142,8 @@ class RunFilter:
     created_before: datetime | None = None
     stopped: bool | None = None
     """Only runs with (or without) a stop recorded."""
+    waiting: bool = False
+    """Only parked runs: they have begun, and the time of their retry has not come."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -535,6 +537,8 @@ def page_filter(chosen: RunFilter, after: RunPosition | None = None) -> Document
         filter_["key"] = {"$gte": chosen.key_prefix, "$lt": chosen.key_prefix + "\U0010ffff"}
     if chosen.stopped is not None:
         filter_["stop"] = {"$exists": chosen.stopped}
+    if chosen.waiting:
+        filter_ |= {"attempts": {"$gt": 0}, "$expr": {"$gt": ["$due_at", "$$NOW"]}}
     created: Document = {}
     if chosen.created_before is not None:
         created["$lt"] = chosen.created_before
