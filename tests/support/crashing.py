@@ -437,6 +437,8 @@ def _wired(process: Process, patience: timedelta) -> MongoStore:
     store.clock.observe(world.now())
     store.runs._collection = _Trips(process, "runs", store.runs._collection)  # type: ignore[assignment]
     store.journal._collection = _Trips(process, "journal", store.journal._collection)  # type: ignore[assignment]
+    store.interventions._collection = store.runs._collection
+    store._ready = True  # the server is known; to ask it again is no part of the story
     store._driver = _Sessions(process, store._driver)  # type: ignore[assignment]
     return store
 

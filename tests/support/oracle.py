@@ -368,12 +368,12 @@ class Oracle:
                 if self._is_before(call, self.rollback):
                     yield f"{call} was made before the rollback was journaled."
         for what, order in (
-            ("called", [call.step for call in calls]),
-            ("journaled", [str(entry.step) for entry in entries]),
+            ("called", [(self._round(call.attempt), call.step) for call in calls]),
+            ("journaled", [(self._round(entry.attempt), str(entry.step)) for entry in entries]),
         ):
-            places = [self.place[name] for name, _ in itertools.groupby(order)]
-            if any(after >= before for before, after in itertools.pairwise(places)) and not self.suspended:
-                yield f"Compensations were {what} as {order}, not newest first."
+            places = [(turn, -self.place[name]) for (turn, name), _ in itertools.groupby(order)]
+            if any(after <= before for before, after in itertools.pairwise(places)) and not self.suspended:
+                yield f"Compensations were {what} as {[name for _, name in order]}, not newest first."
         for call in calls:
             if self.steps[call.step].undo is None:
                 yield f"{call} was made, and the definition has no such compensation."
@@ -477,6 +477,10 @@ class Oracle:
             yield "The stop was refused, the run is at rest, and its journal does not say so."
 
     # ---------------------------------------------------------------- small questions
+
+    def _round(self, attempt: int) -> int:
+        """How often the run had been resumed before that attempt: what is left then begins from the newest again."""
+        return sum(entry.kind is Kind.RESUMED and entry.attempt < attempt for entry in self.journal)
 
     def _applied(self, activity: Activity, step: str) -> Call | None:
         return next(
