@@ -317,11 +317,13 @@ async def _stop_many(options: argparse.Namespace) -> int:
         result = await client.stop_many(by=options.by, reason=options.reason, **_bulk(options))
     if options.json:
         print(_json(result))
-        return DONE
-    print(f"{result.count} runs" + (", nothing done (dry run)" if result.dry_run else ""))
-    for outcome, ids in sorted(result.answers.items()):
-        print(f"{outcome:<15} {len(ids)}")
-    return DONE
+    else:
+        print(f"{result.count} runs" + (", nothing done (dry run)" if result.dry_run else ""))
+        for outcome, ids in sorted(result.answers.items()):
+            print(f"{outcome:<15} {len(ids)}")
+        for run_id, why in result.failed.items():
+            print(f"failed {run_id}: {why}")
+    return REFUSED if result.failed else DONE
 
 
 async def _intervene(options: argparse.Namespace) -> int:

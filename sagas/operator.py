@@ -18,8 +18,7 @@ from typing import Final, TypeVar
 from pydantic import BaseModel
 
 from sagas.clock import new_token
-from sagas.decide import Progress
-from sagas.definition import Saga
+from sagas.definition import Saga, StepKind
 from sagas.errors import InvalidInput, OperatorRefused, PayloadTooLarge, RunNotFound, SagaError
 from sagas.identity import restart_id_of
 from sagas.keyring import ClaimRound, keys_of
@@ -108,10 +107,8 @@ class Operator:
         if happened != (context is not None):
             raise InvalidInput("context", "give the pivot's context if it happened, and none if it did not")
         payload = self._checked(saga, context) if context is not None else None
-        progress = Progress.of(saga)
-        for entry in await self._store.journal.load(run_id):
-            progress = progress.after(entry)
-        await self._move_on(run, Kind.VERDICT, by, reason, step=saga.steps[progress.succeeded].name, payload=payload)
+        pivot = next(step.name for step in saga.steps if step.kind is StepKind.PIVOT)  # nothing else is held in doubt
+        await self._move_on(run, Kind.VERDICT, by, reason, step=pivot, payload=payload)
 
     def _checked(self, saga: Saga[C], context: C) -> bytes:
         try:
@@ -132,6 +129,8 @@ class Operator:
             raise OperatorRefused(
                 run_id, run.state, "it has not begun yet, so there is no wait for a retry to cut short"
             )
+        if run.due_at is not None and run.due_at <= self._store.clock.now():
+            raise OperatorRefused(run_id, run.state, "it is due already: the next free worker takes it")
         await self._move_on(run, Kind.RETRIED_NOW, by, reason)
 
     async def restart_as_new(self, run_id: str, *, by: str, reason: str) -> str:
@@ -281,7 +280,7 @@ class Operator:
         limit: int = _BULK_MAX,
         dry_run: bool = False,
     ) -> BulkResult:
-        """`retry_now` for every parked run that fits."""
+        """`retry_now` for every parked run that fits; what has not begun, or is due already, is none of them."""
         check_words(by, reason)
         chosen = RunFilter(
             states=frozenset({State.PENDING}),
@@ -289,6 +288,7 @@ class Operator:
             saga=saga,
             key_prefix=searchable(self._store, key_prefix),
             created_before=started_before,
+            waiting=True,
         )
         verb = functools.partial(self.retry_now, by=by, reason=reason)
         return await self._each(chosen, verb, limit=limit, dry_run=dry_run)

@@ -181,6 +181,8 @@ class RunFilter:
     """Only runs whose last claim could not open them (or could)."""
     tenanted: bool | None = None
     """Only runs that have (or have not) a tenant."""
+    waiting: bool = False
+    """Only parked runs: they have begun, and the time of their retry has not come."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -828,18 +830,17 @@ PAGE_ORDER: Final = [("created_at", -1), ("_id", -1)]
 def page_filter(chosen: RunFilter, after: RunPosition | None = None) -> Document:
     """The chosen runs (a merge of one index range per state), after a position."""
     filter_: Document = {"state": {"$in": sorted(chosen.states)}}
-    if chosen.tenant is not None:
-        filter_["tenant"] = chosen.tenant
-    if chosen.saga is not None:
-        filter_["saga"] = chosen.saga
-    if chosen.key_prefix is not None:
-        filter_["key"] = {"$gte": chosen.key_prefix, "$lt": chosen.key_prefix + "\U0010ffff"}
-    if chosen.stopped is not None:
-        filter_["stop"] = {"$exists": chosen.stopped}
-    if chosen.blocked is not None:
-        filter_["blocked"] = {"$exists": chosen.blocked}
+    narrowed = {"tenant": chosen.tenant, "saga": chosen.saga}
+    filter_ |= {field: value for field, value in narrowed.items() if value is not None}
+    present = {"stop": chosen.stopped, "blocked": chosen.blocked}
+    filter_ |= {field: {"$exists": value} for field, value in present.items() if value is not None}
     if chosen.tenanted is not None:
         filter_["tenant"] = {"$exists": chosen.tenanted}
+    if chosen.key_prefix is not None:
+        filter_["key"] = {"$gte": chosen.key_prefix, "$lt": chosen.key_prefix + "\U0010ffff"}
+    if chosen.waiting:
+        filter_["$nor"] = [{"attempts": 0, "blocked": {"$exists": False}}]
+        filter_["$expr"] = {"$gt": ["$due_at", "$$NOW"]}
     created: Document = {}
     if chosen.created_before is not None:
         created["$lt"] = chosen.created_before
