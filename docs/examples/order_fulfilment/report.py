@@ -42,7 +42,7 @@ class Progress:
         filled = _BAR * done // max(self._total, 1)
         others = "".join(f", {count} {what}" for what, count in sorted(outcomes.items()) if what != "completed")
         line = f"[{'#' * filled}{'.' * (_BAR - filled)}] {done:>4} of {self._total}: {outcomes['completed']} completed"
-        line += f"{others} | {kills} killed | {stops} stops | {now - self._started_at:.0f} s"
+        line += f"{others} | {kills} killed | {stops} pressed Stop | {now - self._started_at:.0f} s"
         if self._in_place:
             width = shutil.get_terminal_size().columns - 1
             self._out.write(f"\r{line[:width]}{_ERASE}" + "\n" * last)
