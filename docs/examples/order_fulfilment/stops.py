@@ -51,7 +51,8 @@ def wishes(orders: Sequence[Order], *, rate: float, seed: int) -> list[Wish]:
     rng = random.Random(f"{seed}/stops")
     chosen = sorted(rng.sample(range(len(orders)), round(rate * len(orders))))
     return [
-        Wish(orders[place], rng.choice(MOMENTS), rng.uniform(0, place), rng.uniform(0, _PAUSE_MAX_S))
+        # At the latest when half of those before it are through: later it would often be in hand already.
+        Wish(orders[place], rng.choice(MOMENTS), rng.uniform(0, place / 2), rng.uniform(0, _PAUSE_MAX_S))
         for place in chosen
     ]
 
@@ -91,6 +92,7 @@ class Stops:
         finally:
             for task in pressing:
                 task.cancel()
+            await asyncio.gather(*pressing, return_exceptions=True)  # before its connections are closed
 
     async def _press(self, wish: Wish, run: Run[Order]) -> None:
         await asyncio.sleep(wish.pause_s)
