@@ -135,7 +135,7 @@ async def misbehave_before(job: Job, step: Step[Shop]) -> None:
             await step.resources.pass_gate(step)
         case ("exit", "reserve"):
             os._exit(9)
-        case ("slow", "reserve"):
+        case ("slow", "reserve") | ("slow-charge", "charge"):
             await asyncio.sleep(0.2)
         case ("refuse-pack", "pack"):
             raise NonRetryable("no box")
