@@ -82,7 +82,7 @@ class RunInfo:
     version: int
     tenant: str | None
     key: str | None
-    """The idempotency key. Where it is sealed, `Client.get` opens it if it can; lists leave it out."""
+    """The idempotency key. Where it is sealed, it is opened if that can be done; lists leave it out unless asked."""
     state: State
     phase: str
     """`forward`, `past_gate` (the pivot has begun) or `rolling_back`."""
@@ -349,8 +349,7 @@ class Client:
     async def get(self, run_id: str) -> RunInfo:
         """A run as a majority has it. Raises RunNotFound."""
         record = await self._record(run_id)
-        key = await opened_text(self._keys, record, Slot.KEY, 0, record.sealed_key)
-        return RunInfo.of(record, key=key)
+        return RunInfo.of(record, key=await self._key_of(record))
 
     def run(self, saga: Saga[C], *, run_id: str) -> Run[C]:
         """A handle on a run that was started before. Asks nothing yet."""
@@ -370,9 +369,11 @@ class Client:
         saga: str | None = None,
         after: str | None = None,
         limit: int = 50,
+        open_keys: bool = False,
     ) -> RunPage:
         """Runs, newest first, a page at a time; held ones with `state=HELD`. No payload is read.
 
+        Idempotency keys that are sealed are left out, unless `open_keys` asks for them: that may need the key service.
         Pages by position, not by number: runs started meanwhile neither repeat nor hide any.
         """
         if not 1 <= limit <= _PAGE_MAX:
@@ -382,7 +383,15 @@ class Client:
         found = await self._store.runs.page(chosen, after=position, limit=limit + 1)
         page = found[:limit]
         more = len(found) > limit
-        return RunPage([RunInfo.of(record) for record in page], _cursor(page[-1]) if more else None)
+        keys: list[str | None] = [None] * len(page)
+        if open_keys:
+            keys = await asyncio.gather(*map(self._key_of, page))
+        infos = [RunInfo.of(record, key=key) for record, key in zip(page, keys, strict=True)]
+        return RunPage(infos, _cursor(page[-1]) if more else None)
+
+    async def _key_of(self, record: RunRecord) -> str | None:
+        """The idempotency key that is sealed with the run, if it opens."""
+        return await opened_text(self._keys, record, Slot.KEY, 0, record.sealed_key)
 
     # ---------------------------------------------------------------- stopping
 
