@@ -252,12 +252,14 @@ async def test_a_step_that_swallows_its_cancellation_delays_a_stop_by_its_lease_
         run = await client.start(deaf, Order())
         await shop.inside.wait()
         asked_at = asyncio.get_running_loop().time()
-        assert (await run.stop(**WHY)).outcome is StopOutcome.WILL_BE_UNDONE
-        with pytest.raises(RunRolledBack):
-            await run.result(30)
-        took = asyncio.get_running_loop().time() - asked_at
-        told = await kinds(client, run.run_id)
-        shop.go_on.set()
+        try:
+            assert (await run.stop(**WHY)).outcome is StopOutcome.WILL_BE_UNDONE
+            with pytest.raises(RunRolledBack):
+                await run.result(20)
+            took = asyncio.get_running_loop().time() - asked_at
+            told = await kinds(client, run.run_id)
+        finally:
+            shop.go_on.set()  # else it would swallow the end of the loop too
 
         async def ended() -> bool:
             return "late" in shop.done
