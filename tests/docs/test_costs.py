@@ -78,7 +78,11 @@ class Counted:
 
 
 def kind_of(update: dict[str, Any]) -> str:
-    changes: dict[str, Any] = update["u"][0]["$set"]
+    change = update["u"]
+    parts = change if isinstance(change, list) else [change]  # a pipeline, or an update without one
+    changes: dict[str, Any] = {
+        name: value for part in parts for kind in ("$set", "$currentDate") for name, value in part.get(kind, {}).items()
+    }
     if "claim" in changes:
         return "claims"
     if "gate_passed_at" in changes:
