@@ -20,8 +20,9 @@ from pydantic import BaseModel
 from sagas.clock import new_token
 from sagas.decide import Progress
 from sagas.definition import Saga
-from sagas.errors import InvalidInput, OperatorRefused, PayloadTooLarge, RunNotFound, SagaError
+from sagas.errors import InvalidInput, NoKeyring, OperatorRefused, PayloadTooLarge, RunNotFound, SagaError
 from sagas.identity import restart_id_of
+from sagas.keykeeping import KeyKeeper
 from sagas.keyring import ClaimRound, keys_of
 from sagas.limits import Limits
 from sagas.payload import NotJournalable, dump_context, dump_text
@@ -66,6 +67,8 @@ class Operator:
         self._keys = keys_of(store)
         self._reach = Reach(tenant)
         self._limits = limits or Limits()
+        self.keys: Final = KeyKeeper(store, tenant=tenant)
+        """The tenants' keys: rotate, seal anew, ask who needs one, destroy."""
 
     async def resume(self, run_id: str, *, by: str, reason: str) -> None:
         """Let a held run go on from its journal: spent tries begin anew, nothing that is done or undone is repeated.
@@ -368,6 +371,8 @@ class Operator:
     ) -> None:
         check_words(by, reason)
         sealer = await self._keys.sealer(run.tenant, run.run_id)
+        if sealer.key_id is None and run.keys:
+            raise NoKeyring(run.tenant, None, f"run {run.run_id} is sealed, and nothing of it may lie in the clear")
         at, token = self._store.clock.now(), new_token()
 
         def entry(seq: int) -> Entry:
