@@ -40,7 +40,7 @@ from sagas_store.resealing import ResealedField
 from sagas_store.runs import RunRecord
 from sagas_store.states import HELD, OPEN, SETTLED, State
 
-__all__ = ["KeyKeeper", "KeyUsage", "NeedingRun", "Rewrap"]
+__all__ = ["NO_TENANT", "KeyKeeper", "KeyUsage", "NeedingRun", "Rewrap"]
 
 _PAGE: Final = 100
 _AT_ONCE: Final = 8
