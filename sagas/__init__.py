@@ -48,6 +48,7 @@ from sagas.limits import Limits
 from sagas.operator import BulkResult, Operator
 from sagas.policy import RetryPolicy
 from sagas.stopping import StopAnswer, StopOutcome, StopPreview, Undo
+from sagas.tenant_worker import TenantWorker
 from sagas.worker import Worker, WorkerOptions
 from sagas.wrapping import LocalKeyWrapper
 from sagas_store import MongoStore
@@ -55,6 +56,7 @@ from sagas_store.entries import Kind
 from sagas_store.keys import KeyRecord, KeyState
 from sagas_store.runs import HeldGroup
 from sagas_store.states import HELD, OPEN, SETTLED, State
+from sagas_store.tenants import TenantDatabases
 
 __all__ = [
     "HELD",
@@ -118,6 +120,8 @@ __all__ = [
     "StoreRefused",
     "StoreUnavailable",
     "Tampered",
+    "TenantDatabases",
+    "TenantWorker",
     "Undo",
     "Unreadable",
     "UnsafeServer",

@@ -33,6 +33,7 @@ from sagas.keykeeping import NO_TENANT, NeedingRun, Rewrap
 from sagas.keyring import Keyring
 from sagas.operator import BulkResult, Operator
 from sagas.stopping import StopOutcome
+from sagas.tenant_worker import TenantWorker
 from sagas.worker import Worker
 from sagas.wrapping import LocalKeyWrapper
 from sagas_store import MongoStore
@@ -75,7 +76,7 @@ def build_parser() -> argparse.ArgumentParser:
     worker.add_argument(
         "target",
         metavar="MODULE:ATTRIBUTE",
-        help="a Worker, or a function (async or not) that returns one, or an async context manager that gives one",
+        help="a Worker or TenantWorker; or a function, async or not, that returns one; or an async context manager",
     )
     worker.add_argument(
         "--log-level", default="info", choices=("debug", "info", "warning", "error"), help="default: info"
@@ -244,7 +245,7 @@ async def _worker(options: argparse.Namespace) -> int:
     made = await _load(options.target)
     async with contextlib.AsyncExitStack() as stack:
         worker = await stack.enter_async_context(made) if isinstance(made, AbstractAsyncContextManager) else made
-        if not isinstance(worker, Worker):
+        if not isinstance(worker, Worker | TenantWorker):
             raise _Usage(f"{options.target} is {type(worker).__name__}, not a Worker")
         await worker.run()
         if worker.left_behind:
@@ -422,11 +423,13 @@ async def _stop_many(options: argparse.Namespace) -> int:
         result = await client.stop_many(by=options.by, reason=options.reason, **_bulk(options))
     if options.json:
         print(_json(result))
-        return DONE
-    print(f"{result.count} runs" + (", nothing done (dry run)" if result.dry_run else ""))
-    for outcome, ids in sorted(result.answers.items()):
-        print(f"{outcome:<15} {len(ids)}")
-    return DONE
+    else:
+        print(f"{result.count} runs" + (", nothing done (dry run)" if result.dry_run else ""))
+        for outcome, ids in sorted(result.answers.items()):
+            print(f"{outcome:<15} {len(ids)}")
+        for run_id, why in result.failed.items():
+            print(f"failed {run_id}: {why}")
+    return REFUSED if result.failed else DONE
 
 
 async def _intervene(options: argparse.Namespace) -> int:

@@ -28,6 +28,7 @@ from sagas.errors import (
     RunHeld,
     RunNotFound,
     RunRolledBack,
+    SagaError,
     Unreadable,
 )
 from sagas.identity import run_id_of
@@ -37,12 +38,13 @@ from sagas.log import get_logger
 from sagas.payload import NotJournalable, dump_context, dump_text, load_context, load_error, load_text
 from sagas.sealing import Opener, Slot, place_of_payload, place_of_reason
 from sagas.stopping import StopAnswer, StopOutcome, StopPreview, answer, check_words, preview
-from sagas.tenancy import Reach, searchable
+from sagas.tenancy import Reach, searchable, store_of
 from sagas_store import MongoStore
 from sagas_store.entries import Cause, Entry, Kind
 from sagas_store.errors import RunExists, StoreError
 from sagas_store.runs import NewRun, RunFilter, RunPosition, RunRecord
-from sagas_store.states import HELD, OPEN, Decision, State
+from sagas_store.states import HELD, OPEN, SETTLED, Decision, State
+from sagas_store.tenants import TenantDatabases
 
 __all__ = ["Client", "JournalLine", "Run", "RunInfo", "RunPage", "Start", "StopMany"]
 
@@ -186,26 +188,30 @@ class StopMany:
     dry_run: bool
     answers: dict[StopOutcome, list[str]] = field(default_factory=dict)
     """Run ids by what the stop came to (dry run: would come to)."""
+    failed: dict[str, str] = field(default_factory=dict)
+    """Run id -> why there is no answer. Asking again is safe and tells."""
 
     @property
     def count(self) -> int:
         """How many runs it was about."""
-        return sum(len(ids) for ids in self.answers.values())
+        return sum(len(ids) for ids in self.answers.values()) + len(self.failed)
 
 
 class Client:
     """Starts and observes runs. `run = await Client(store).start(fulfil_order, order, key="order-10248")`."""
 
-    def __init__(self, store: MongoStore, *, tenant: str | None = None, limits: Limits | None = None) -> None:
+    def __init__(
+        self, store: MongoStore | TenantDatabases, *, tenant: str | None = None, limits: Limits | None = None
+    ) -> None:
         """`limits` should be the workers': what they could not journal should not be started.
 
         With a `tenant` it is bound: it starts, sees and stops that tenant's runs alone. Unbound, it reaches all.
         """
-        self._store = store
-        self._keys = keys_of(store)
+        self._store = store_of(store, tenant)
+        self._keys = keys_of(self._store)
         self._reach = Reach(tenant)
         self._limits = limits or Limits()
-        self._rest = _Rest(store)
+        self._rest = _Rest(self._store)
 
     async def close(self) -> None:
         """Stop listening for results. The database client is the application's to close."""
@@ -392,6 +398,10 @@ class Client:
         sealed, key_id = await self._sealed_for_stop(run, reason)
         first = await self._store.interventions.ask_stop(run_id, by=by, reason=sealed, key_id=key_id)
         run = await self._record(run_id)
+        while run.stop is None and run.state not in SETTLED:
+            # Between asking and looking it was started, or an operator let it go on: by now there is a run to stop.
+            first = await self._store.interventions.ask_stop(run_id, by=by, reason=sealed, key_id=key_id)
+            run = await self._record(run_id)
         said = await opened_text(self._keys, run, Slot.STOP, 0, run.stop.reason if run.stop is not None else None)
         return answer(run, first=first, reason=said)
 
@@ -422,7 +432,11 @@ class Client:
         limit: int = 100_000,
         dry_run: bool = False,
     ) -> StopMany:
-        """Press Stop on every run that fits and has not ended, in bounded batches; a dry run previews each."""
+        """Press Stop on every run that fits and has not ended, in bounded batches; a dry run previews each.
+
+        One run's failure stops none of the others; it is told in `failed`. Raises InvalidInput.
+        """
+        check_words(by, reason)
         await self._store.ready()
         chosen = RunFilter(
             states=OPEN | HELD,
@@ -440,14 +454,20 @@ class Client:
                 break
             outcomes = await asyncio.gather(*(self._stop_one(run.run_id, by, reason, dry_run=dry_run) for run in page))
             for run, outcome in zip(page, outcomes, strict=True):
-                result.answers.setdefault(outcome, []).append(run.run_id)
+                if isinstance(outcome, SagaError):
+                    result.failed[run.run_id] = str(outcome)
+                else:
+                    result.answers.setdefault(outcome, []).append(run.run_id)
             after = RunPosition(page[-1].created_at, page[-1].run_id)
         return result
 
-    async def _stop_one(self, run_id: str, by: str, reason: str, *, dry_run: bool) -> StopOutcome:
-        if dry_run:
-            return (await self.preview_stop(run_id)).outcome
-        return (await self.stop(run_id, by=by, reason=reason)).outcome
+    async def _stop_one(self, run_id: str, by: str, reason: str, *, dry_run: bool) -> StopOutcome | SagaError:
+        try:
+            if dry_run:
+                return (await self.preview_stop(run_id)).outcome
+            return (await self.stop(run_id, by=by, reason=reason)).outcome
+        except SagaError as failed:  # the account of what was done is worth more than the exception
+            return failed
 
     async def journal(self, run_id: str) -> list[JournalLine]:
         """The timeline of one run, oldest first. Raises RunNotFound.

@@ -261,29 +261,34 @@ class Progress(NamedTuple):
             changed = self._replace(rollback=entry.cause, turned_at=entry.step)
         else:
             changed = self._outcome(entry)
+        # A probe's "no" brings nothing forward: a step that kills its worker would be asked about for ever.
+        fruitless = entry.kind in _NO_OUTCOME or (entry.kind is Kind.PROBE_SUCCEEDED and entry.payload is None)
         changed = changed._replace(
             seq=entry.seq,
             begun=None,
             last_attempt=entry.attempt,
+            stalled=changed.stalled if fruitless else 0,
+            last_outcome=changed.last_outcome if fruitless else entry.attempt,
         )
-        # A probe's "no" brings nothing forward: a step that kills its worker would be asked about for ever.
-        if entry.kind not in _NO_OUTCOME and (entry.kind is not Kind.PROBE_SUCCEEDED or entry.payload is not None):
-            changed = changed._replace(stalled=0, last_outcome=entry.attempt)
         return changed.announced(entry.next) if entry.next is not None else changed
 
     def announced(self, what: str) -> Progress:
         """With what the newest entry says begins next."""
-        return self.started(what)._replace(begun=what)
+        return self._replace(steps=self._counting(what, 1), begun=what)
 
     def started(self, what: str | None, count: int = 1) -> Progress:
         """With `count` more starts of an activity, named as entries announce it."""
+        return self._replace(steps=self._counting(what, count))
+
+    def _counting(self, what: str | None, count: int) -> tuple[StepProgress, ...]:
         activity, _, name = (what or "").partition(":")
         if activity not in _ACTIVITIES or name not in self.names:
-            return self
+            return self.steps
         index = self.names[name]
-        tries: Tries = getattr(self.steps[index], activity)
-        counted = tries._replace(started=tries.started + count)
-        return self.with_step(index, self.steps[index].with_tries(activity, counted))
+        step = self.steps[index]
+        tries: Tries = getattr(step, activity)
+        counted = Tries(tries.failed, tries.since, tries.due_at, tries.spent, tries.started + count)
+        return (*self.steps[:index], step.with_tries(activity, counted), *self.steps[index + 1 :])
 
     def _taken_over(self, entry: Entry) -> Progress:
         begun = self.begun if self.last_attempt else f"{Activity.STEP}:{next(iter(self.names))}"
@@ -327,8 +332,9 @@ class Progress(NamedTuple):
 
     def _succeeded(self, index: int, entry: Entry) -> Progress:
         assert entry.payload is not None
-        done = self.with_step(index, self.steps[index]._replace(succeeded=True, in_doubt=False))
-        return done._replace(
+        step = self.steps[index]._replace(succeeded=True, in_doubt=False)
+        return self._replace(
+            steps=(*self.steps[:index], step, *self.steps[index + 1 :]),
             succeeded=index + 1,
             context_seq=entry.seq,
             payload_bytes=self.payload_bytes + len(entry.payload),
@@ -448,8 +454,9 @@ def next_action(saga: Saga[Any], progress: Progress, facts: Facts, now: datetime
 
 
 def _forward(saga: Saga[Any], progress: Progress, facts: Facts, now: datetime) -> Action:
-    past_pivot = any(step.kind is StepKind.PIVOT for step in saga.steps[: progress.succeeded])
-    can_turn_back = not (facts.gate_passed or past_pivot)
+    can_turn_back = not (
+        facts.gate_passed or any(step.kind is StepKind.PIVOT for step in saga.steps[: progress.succeeded])
+    )
     if can_turn_back:
         if facts.stop_asked:
             return BeginRollback(Cause.STOP, None)
@@ -469,7 +476,7 @@ def _forward(saga: Saga[Any], progress: Progress, facts: Facts, now: datetime) -
         return _spent(saga, step, did)
     activity, tries = (Activity.PROBE, did.probe) if ask else (Activity.STEP, did.step)
     action = Perform(activity, step, tries.started)
-    due_at = max((due for due in (did.step.due_at, did.probe.due_at) if due is not None), default=now)
+    due_at = max(did.step.due_at or now, did.probe.due_at or now)
     if due_at > now:
         return Wait(min(due_at, facts.deadline) if can_turn_back and facts.deadline is not None else due_at, action)
     if pivot and can_turn_back:

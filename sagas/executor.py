@@ -48,6 +48,7 @@ from sagas.identity import compensation_key, step_key
 from sagas.keyring import ClaimRound, keys_of
 from sagas.lease import Lease
 from sagas.limits import Limits
+from sagas.log import get_logger
 from sagas.payload import NotJournalable, dump_context, dump_error, load_context
 from sagas.policy import Failure
 from sagas.quarantine import next_hold
@@ -62,6 +63,7 @@ from sagas_store.states import Decision, Phase, State
 
 __all__ = ["Attempt", "Executor", "Parked"]
 
+_LONG_WAIT_S: Final = 30.0
 _REREADS_MAX: Final = 8
 """How often a takeover reads the journal again because the holder before is still writing to it."""
 
@@ -106,6 +108,7 @@ class Executor:
         worker: str,
         resources: object,
         threads: ThreadPool,
+        thread_count: int,
         limits: Limits,
         park_after: timedelta,
         monotonic: Monotonic,
@@ -120,6 +123,8 @@ class Executor:
         self.limits = limits
         self.park_after = park_after
         self.monotonic = monotonic
+        # A place in the pool is waited for here, where a drain can break the waiting off and no timeout runs yet.
+        self.free_threads = asyncio.Semaphore(thread_count)
         self.thread_calls: set[Future[Any]] = set()
         """Plain functions that are running, also those that were broken off and cannot be ended."""
 
@@ -473,17 +478,19 @@ class Attempt:
             context = load_context(self._saga.context, self._payload, "the context")
         self._context = None
         self._broken_off = False
-        scope = asyncio.timeout(part.timeout.total_seconds() if part.timeout is not None else None)
+        scope = asyncio.timeout(None)
         deadline: asyncio.TimerHandle | None = None
         error: BaseException
         try:
             async with scope:
                 self._scope, self._in_hand = scope, action
-                if part.timeout is not None:
-                    self._overstays_at = self._shared.monotonic() + part.timeout.total_seconds()
                 deadline = self._watch_deadline()
+                if part.in_thread:
+                    await self._wait_for_thread(action)
+                self._limit(part, scope)
                 came = await self._invoke(part, context, step)
             if isinstance(came, _Returned):
+                await self._shake_off_cancellation()
                 return came
             error = came.error
         except asyncio.CancelledError:
@@ -499,6 +506,31 @@ class Attempt:
             if deadline is not None:
                 deadline.cancel()
         return self._failed_try(part, error, timed_out=scope.expired())
+
+    async def _wait_for_thread(self, action: Perform) -> None:
+        free = self._shared.free_threads
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_LONG_WAIT_S):
+                await free.acquire()
+                return
+        log = get_logger("sagas.worker").bind(worker=self._claim.worker, run=self.run.run_id, step=action.step.name)
+        log.warning("a plain function waits for a thread; all of them are busy or stuck", seconds=_LONG_WAIT_S)
+        await free.acquire()
+
+    def _limit(self, part: Part, scope: asyncio.Timeout) -> None:
+        """The try begins now: so does its timeout, unless it is being broken off already."""
+        if part.timeout is not None and not self._broken_off:
+            seconds = part.timeout.total_seconds()
+            self._overstays_at = self._shared.monotonic() + seconds
+            scope.reschedule(asyncio.get_running_loop().time() + seconds)
+
+    async def _shake_off_cancellation(self) -> None:
+        """A step may have cancelled its own task and returned: that must not tear the write of its outcome."""
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.sleep(0)
+            self._cancelled_from_within()
 
     def _cancelled_from_within(self) -> bool:
         """Whether a cancellation that arrives here is the step's own doing, or a library's below it; it is undone then.
@@ -533,9 +565,16 @@ class Attempt:
             except BaseException as error:  # some, StopIteration for one, cannot be passed on by a future
                 return _Threw(error)
 
-        call = self._shared.threads.submit(run)
-        self._shared.thread_calls.add(call)
-        call.add_done_callback(self._shared.thread_calls.discard)
+        shared, loop = self._shared, asyncio.get_running_loop()
+        call = shared.threads.submit(run)
+        shared.thread_calls.add(call)
+
+        def ended(call: Future[Any]) -> None:
+            shared.thread_calls.discard(call)
+            with contextlib.suppress(RuntimeError):  # the loop is closed: the worker is gone, and this was left behind
+                loop.call_soon_threadsafe(shared.free_threads.release)
+
+        call.add_done_callback(ended)
         return await asyncio.wrap_future(call)
 
     def _watch_deadline(self) -> asyncio.TimerHandle | None:

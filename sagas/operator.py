@@ -18,8 +18,7 @@ from typing import Final, TypeVar
 from pydantic import BaseModel
 
 from sagas.clock import new_token
-from sagas.decide import Progress
-from sagas.definition import Saga
+from sagas.definition import Saga, StepKind
 from sagas.errors import InvalidInput, NoKeyring, OperatorRefused, PayloadTooLarge, RunNotFound, SagaError
 from sagas.identity import restart_id_of
 from sagas.keykeeping import KeyKeeper
@@ -28,12 +27,13 @@ from sagas.limits import Limits
 from sagas.payload import NotJournalable, dump_context, dump_text
 from sagas.sealing import SEALED_OVERHEAD_BYTES, Slot, place_of_payload, place_of_reason
 from sagas.stopping import check_words
-from sagas.tenancy import Reach, searchable
+from sagas.tenancy import Reach, searchable, store_of
 from sagas_store import MongoStore
 from sagas_store.entries import Entry, Kind
 from sagas_store.errors import RunExists, WrongState
 from sagas_store.runs import HeldGroup, NewRun, RunFilter, RunPosition, RunRecord
 from sagas_store.states import HELD, SETTLED, State
+from sagas_store.tenants import TenantDatabases
 
 __all__ = ["BulkResult", "Operator"]
 
@@ -61,13 +61,15 @@ class BulkResult:
 class Operator:
     """Every verb takes `by` (who) and `reason` (why); both are journaled."""
 
-    def __init__(self, store: MongoStore, *, tenant: str | None = None, limits: Limits | None = None) -> None:
+    def __init__(
+        self, store: MongoStore | TenantDatabases, *, tenant: str | None = None, limits: Limits | None = None
+    ) -> None:
         """With a `tenant` it is bound, and reaches that tenant's runs alone. `limits` should be the workers'."""
-        self._store = store
-        self._keys = keys_of(store)
+        self._store = store_of(store, tenant)
+        self._keys = keys_of(self._store)
         self._reach = Reach(tenant)
         self._limits = limits or Limits()
-        self.keys: Final = KeyKeeper(store, tenant=tenant)
+        self.keys: Final = KeyKeeper(self._store, tenant=tenant)
         """The tenants' keys: rotate, seal anew, ask who needs one, destroy."""
 
     async def resume(self, run_id: str, *, by: str, reason: str) -> None:
@@ -108,10 +110,8 @@ class Operator:
         if happened != (context is not None):
             raise InvalidInput("context", "give the pivot's context if it happened, and none if it did not")
         payload = self._checked(saga, context) if context is not None else None
-        progress = Progress.of(saga)
-        for entry in await self._store.journal.load(run_id):
-            progress = progress.after(entry)
-        await self._move_on(run, Kind.VERDICT, by, reason, step=saga.steps[progress.succeeded].name, payload=payload)
+        pivot = next(step.name for step in saga.steps if step.kind is StepKind.PIVOT)  # nothing else is held in doubt
+        await self._move_on(run, Kind.VERDICT, by, reason, step=pivot, payload=payload)
 
     def _checked(self, saga: Saga[C], context: C) -> bytes:
         try:
@@ -132,6 +132,8 @@ class Operator:
             raise OperatorRefused(
                 run_id, run.state, "it has not begun yet, so there is no wait for a retry to cut short"
             )
+        if run.due_at is not None and run.due_at <= self._store.clock.now():
+            raise OperatorRefused(run_id, run.state, "it is due already: the next free worker takes it")
         await self._move_on(run, Kind.RETRIED_NOW, by, reason)
 
     async def restart_as_new(self, run_id: str, *, by: str, reason: str) -> str:
@@ -225,7 +227,7 @@ class Operator:
         found: list[str] = []
         for chosen in (
             RunFilter(states=frozenset({State.QUARANTINED}), tenant=tenant),
-            RunFilter(states=frozenset({State.PENDING}), tenant=tenant, blocked=True),
+            RunFilter(states=frozenset({State.PENDING}), tenant=tenant, blocked=True, waiting=True),
         ):
             if tenant is None and await self._store.runs.page(replace(chosen, tenanted=True), after=None, limit=1):
                 raise InvalidInput(
@@ -238,6 +240,8 @@ class Operator:
         """Raise unless the run is blocked, and could go on: its newest context opens, the next one could be sealed."""
         if run.state is not State.QUARANTINED and not (run.state is State.PENDING and run.blocked is not None):
             raise OperatorRefused(run.run_id, run.state, "it is not held because of its key")
+        if run.due_at is not None and run.due_at <= self._store.clock.now():
+            raise OperatorRefused(run.run_id, run.state, "it is due already: the next free worker takes it")
         seq, stored = await self._store.journal.last_context(run.run_id) or (None, run.input or b"")
         sealer = await self._keys.sealer(run.tenant, run.run_id, [stored], claim_round=together)
         sealer.open(*((Slot.INPUT, 0) if seq is None else (Slot.CONTEXT, seq)), stored)
@@ -281,7 +285,7 @@ class Operator:
         limit: int = _BULK_MAX,
         dry_run: bool = False,
     ) -> BulkResult:
-        """`retry_now` for every parked run that fits."""
+        """`retry_now` for every parked run that fits; what has not begun, or is due already, is none of them."""
         check_words(by, reason)
         chosen = RunFilter(
             states=frozenset({State.PENDING}),
@@ -289,6 +293,7 @@ class Operator:
             saga=saga,
             key_prefix=searchable(self._store, key_prefix),
             created_before=started_before,
+            waiting=True,
         )
         verb = functools.partial(self.retry_now, by=by, reason=reason)
         return await self._each(chosen, verb, limit=limit, dry_run=dry_run)

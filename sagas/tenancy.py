@@ -7,8 +7,9 @@ from typing import Final
 from sagas.errors import InvalidInput
 from sagas_store import MongoStore
 from sagas_store.runs import RunRecord
+from sagas_store.tenants import TenantDatabases
 
-__all__ = ["Reach", "check_tenant", "searchable"]
+__all__ = ["Reach", "check_tenant", "searchable", "store_of"]
 
 _TENANT_MAX: Final = 128
 
@@ -33,6 +34,16 @@ class Reach:
     def covers(self, run: RunRecord) -> bool:
         """Whether the run may be seen and changed."""
         return self.tenant is None or run.tenant == self.tenant
+
+
+def store_of(store: MongoStore | TenantDatabases, tenant: str | None) -> MongoStore:
+    """Where a client or operator that is bound to this tenant, or to none, finds its runs. Raises InvalidInput."""
+    if isinstance(store, MongoStore):
+        return store
+    if tenant is None:
+        raise InvalidInput("tenant", "each tenant has a database of its own here: bind to one, tenant=...")
+    check_tenant(tenant)
+    return store.of(tenant)
 
 
 def check_tenant(tenant: object) -> None:

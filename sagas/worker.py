@@ -13,7 +13,7 @@ import signal
 import socket
 import traceback
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -30,7 +30,7 @@ from sagas.log import get_logger
 from sagas_store import MongoStore
 from sagas_store.runs import RunRecord
 
-__all__ = ["Worker", "WorkerOptions"]
+__all__ = ["Worker", "WorkerOptions", "default_name", "draining_on_signals", "served"]
 
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 _RENEWALS_PER_LEASE: Final = 3
@@ -96,20 +96,11 @@ class Worker:
         `resources` is what steps get as `step.resources`. `name` is how the worker appears on runs and in journals;
         by default host, process id and a few random digits.
         """
-        if not sagas:
-            raise InvalidInput("sagas", "a worker needs at least one saga to serve")
-        self.name: Final = name or f"{socket.gethostname()}:{os.getpid()}:{new_token()[:6]}"
+        self.name: Final = name or default_name()
         self.options: Final = options or WorkerOptions()
         self._store = store
         self._monotonic = monotonic
-        self._sagas: dict[tuple[str, int], Saga[Any]] = {}
-        for saga in sagas:
-            if not isinstance(saga, Saga):
-                raise InvalidInput("sagas", f"must be Saga objects, not {saga!r}")
-            if (saga.name, saga.version) in self._sagas:
-                raise DefinitionError(saga.name, None, f"the worker was given version {saga.version} twice")
-            _ = saga.fingerprint  # refuses a wrong definition now rather than at its first run
-            self._sagas[saga.name, saga.version] = saga
+        self._sagas = served(sagas)
         self._resources = resources
         self._attempts: dict[str, Attempt] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -142,12 +133,13 @@ class Worker:
             worker=self.name,
             resources=self._resources,
             threads=pool,
+            thread_count=self.options.threads,
             limits=self.options.limits,
             park_after=self.options.park_after,
             monotonic=self._monotonic,
         )
         work = asyncio.create_task(self._work(executor))
-        with self._signals():
+        with draining_on_signals(self.stop, enabled=self.options.handle_signals):
             try:
                 await asyncio.shield(work)
             except asyncio.CancelledError:
@@ -166,8 +158,11 @@ class Worker:
         helpers = [
             asyncio.create_task(self._keep_leases()),
             asyncio.create_task(self._watch_leases()),
-            asyncio.create_task(self._store.hints.on_due(sorted({name for name, _ in self._sagas}), self._wake.set)),
-            asyncio.create_task(self._store.hints.on_stop(self._notice_stop)),
+            asyncio.create_task(
+                self._store.hints.on_due(
+                    sorted({name for name, _ in self._sagas}), self._wake.set, stopped=self._notice_stop
+                )
+            ),
         ]
         self._log.info("worker started", sagas=[f"{name}@{version}" for name, version in self._sagas])
         try:
@@ -287,8 +282,11 @@ class Worker:
                 log.warning("run given back, its payload does not open", state=str(state), error=str(blocked))
             else:
                 log.info("attempt ended", state=str(state))
-        except (FenceLost, LeaseLapsed) as lost:
+        except FenceLost as lost:
             log.warning("attempt stopped, the lease is lost", error=str(lost))
+        except LeaseLapsed as lapsed:
+            log.warning("attempt stopped, the lease is lost", error=str(lapsed))
+            await self._end_lease(run)
         except StoreUnavailable as away:
             log.warning("attempt abandoned, the lease will lapse", error=str(away))
         except StoreError as refused:
@@ -304,6 +302,11 @@ class Worker:
             self._forget(attempt)
             if limited or self._room >= self._room_worth_a_claim:
                 self._wake.set()
+
+    async def _end_lease(self, run: RunRecord) -> None:
+        """A renewal may have got through after the attempt gave up: then nobody would drive the run for a lease."""
+        with contextlib.suppress(StoreError):  # somebody else has it, or it lapses by itself
+            await self._store.runs.end_lease(run)
 
     # ---------------------------------------------------------------- leases
 
@@ -386,20 +389,42 @@ class Worker:
             if not self._attempts:
                 break  # what is left swallows its cancellation; its lease lapses
 
-    @contextlib.contextmanager
-    def _signals(self) -> Any:
-        loop = asyncio.get_running_loop()
-        installed = []
-        if self.options.handle_signals:
-            for number in _SIGNALS:
-                with contextlib.suppress(ValueError, RuntimeError, NotImplementedError):  # not the main thread; Windows
-                    loop.add_signal_handler(number, self.stop)
-                    installed.append(number)
-        try:
-            yield
-        finally:
-            for number in installed:
-                loop.remove_signal_handler(number)
+
+def default_name() -> str:
+    """Host, process id and a few random digits."""
+    return f"{socket.gethostname()}:{os.getpid()}:{new_token()[:6]}"
+
+
+def served(sagas: Sequence[Saga[Any]]) -> dict[tuple[str, int], Saga[Any]]:
+    """The sagas by name and version. Raises InvalidInput, DefinitionError: now, rather than at the first run."""
+    if not sagas:
+        raise InvalidInput("sagas", "a worker needs at least one saga to serve")
+    by_version: dict[tuple[str, int], Saga[Any]] = {}
+    for saga in sagas:
+        if not isinstance(saga, Saga):
+            raise InvalidInput("sagas", f"must be Saga objects, not {saga!r}")
+        if (saga.name, saga.version) in by_version:
+            raise DefinitionError(saga.name, None, f"the worker was given version {saga.version} twice")
+        _ = saga.fingerprint  # refuses a wrong definition
+        by_version[saga.name, saga.version] = saga
+    return by_version
+
+
+@contextlib.contextmanager
+def draining_on_signals(stop: Callable[[], None], *, enabled: bool) -> Iterator[None]:
+    """Call `stop` at SIGTERM and SIGINT."""
+    loop = asyncio.get_running_loop()
+    installed = []
+    if enabled:
+        for number in _SIGNALS:
+            with contextlib.suppress(ValueError, RuntimeError, NotImplementedError):  # not the main thread; Windows
+                loop.add_signal_handler(number, stop)
+                installed.append(number)
+    try:
+        yield
+    finally:
+        for number in installed:
+            loop.remove_signal_handler(number)
 
 
 def _where(fault: BaseException) -> dict[str, str]:

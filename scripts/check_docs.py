@@ -2,7 +2,7 @@
 
     python scripts/check_docs.py                  everything
     python scripts/check_docs.py docs/cli.md      run one page only
-    python scripts/check_docs.py --no-run         only what needs no server: links, command line, glossary, paths
+    python scripts/check_docs.py --no-run         only what needs no server: links, tests, command line, glossary, paths
 
 Each page runs in its own copy of the project, with a database of its own on a server that is started for the occasion.
 How a block says what is to be done with it: scripts/_pages.py.
@@ -33,6 +33,7 @@ QUICKSTART, QUICKSTART_LINES_MAX = "docs/examples/quickstart.py", 60
 NORTHWIND = "tests/support/northwind.py"  # the one file that may look for data beside the checkout
 OUTSIDE = re.compile(r"(?<![\w.-])/work/|\.\./shared")
 
+TEST = re.compile(r"(?<![\w./-])tests/(?P<path>[\w./-]*)(?P<names>(?:::\w+)*)")
 LINK = re.compile(r"\[[^\]]*\]\(<?([^)\s>]+)>?[^)]*\)|^\s*\[[^\]]+\]:\s*<?([^\s>]+)")
 
 # Compiles a program so that `await` works at the top, and runs it as __main__ with nothing imported beforehand.
@@ -136,6 +137,23 @@ def check_same_as(page: Page) -> None:
             page.problem(quickstart[0].line, f"the quickstart has {length} lines; {QUICKSTART_LINES_MAX} is the most")
 
 
+def check_tests(page: Page) -> None:
+    """A page that names a test as its proof must not outlive it: file or folder, and what stands behind `::`."""
+    for number, line in page.lines():
+        for match in TEST.finditer(line):
+            path = "tests/" + match["path"].rstrip(".")  # the end of a sentence
+            names = match["names"].split("::")[1:]
+            if not (ROOT / path).exists():
+                page.problem(number, f"there is no {path}")
+            elif names and not (ROOT / path).is_file():
+                page.problem(number, f"{path} is a folder and has no tests of its own")
+            elif names:
+                source = (ROOT / path).read_text()
+                for name in names:
+                    if not re.search(rf"^\s*(?:async def|def|class) {name}\b", source, re.MULTILINE):
+                        page.problem(number, f"{path} has no {name}")
+
+
 def check_glossary(page: Page) -> None:
     seen: dict[str, int] = {}
     for number, line in page.prose:
@@ -216,6 +234,7 @@ def main() -> int:
     check_links(pages)
     for page in pages.values():
         check_same_as(page)
+        check_tests(page)
     if "docs/glossary.md" in pages:
         check_glossary(pages["docs/glossary.md"])
     if "docs/cli.md" in pages:

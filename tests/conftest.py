@@ -14,12 +14,15 @@ from pymongo import AsyncMongoClient
 
 from sagas_store import MongoStore
 from sagas_store.embedded import EmbeddedMongo
+from tests.support.ticks import stretch_as_asked
 
 DRIVERS = ("pymongo", "motor")
 
 # Hypothesis prints how to reproduce a failure, also in CI, where it would otherwise stop drawing at random.
 settings.register_profile("sagas", print_blob=True, derandomize=False, deadline=None)
 settings.load_profile("sagas")
+
+stretch_as_asked()
 
 
 @pytest.fixture(scope="session")

@@ -23,7 +23,7 @@ async def reserve_stock(order: Order, step: Step[None]) -> Order:
     return order
 
 
-@reserve_stock.compensation  # must also do if nothing was set aside: a crash may leave that open
+@reserve_stock.compensation  # nothing may have been set aside; and a late request must not set it aside afterwards
 async def release_stock(order: Order, step: Step[None]) -> None:
     print(f"order {order.number}: goods back on the shelf")
 

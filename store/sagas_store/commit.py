@@ -13,16 +13,39 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import sys
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Generic, TypeVar
+from dataclasses import dataclass
+from typing import Final, Generic, TypeVar
 
-__all__ = ["CommitLoop"]
+__all__ = ["ONE_BY_ONE", "Batching", "CommitLoop"]
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 Flush = Callable[[Sequence[Item]], Awaitable[Sequence[Result | BaseException]]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batching:
+    """How far writes are collected. The defaults were chosen by measurement; docs/performance.md says how."""
+
+    in_flight_max: int = 2
+    """Batches of one kind under way at once. The next one leaves when one of them returns."""
+    count_max: int = 128
+    """Writes in one batch. More of them wait longer for each other and gain nothing."""
+    bytes_max: int = 8 * 1024 * 1024
+    """Payload in one batch, about; a single write may be larger."""
+
+    def __post_init__(self) -> None:
+        for name in ("in_flight_max", "count_max", "bytes_max"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"Batching.{name} must be at least 1")
+
+
+ONE_BY_ONE: Final = Batching(in_flight_max=sys.maxsize, count_max=1)
+"""Group commit switched off: every write goes by itself, at once. What the benchmark compares with."""
 
 
 class CommitLoop(Generic[Item, Result]):
@@ -31,21 +54,16 @@ class CommitLoop(Generic[Item, Result]):
     def __init__(
         self,
         flush: Flush[Item, Result],
+        batching: Batching,
         *,
-        in_flight_max: int = 2,
-        count_max: int = 128,
         size_of: Callable[[Item], int] = lambda _: 0,
-        bytes_max: int = 8 * 1024 * 1024,
     ) -> None:
-        """`flush` writes a batch and returns one result or error per item, in order; what it raises itself, all get.
-
-        At most `in_flight_max` batches are under way at once, each of at most `count_max` items and about `bytes_max`.
-        """
+        """`flush` writes a batch and returns one result or error per item, in order; what it raises itself, all get."""
         self._flush = flush
-        self._in_flight_max = in_flight_max
-        self._count_max = count_max
+        self._in_flight_max = batching.in_flight_max
+        self._count_max = batching.count_max
+        self._bytes_max = batching.bytes_max
         self._size_of = size_of
-        self._bytes_max = bytes_max
         self._waiting: deque[tuple[Item, asyncio.Future[Result]]] = deque()
         self._under_way: set[asyncio.Task[None]] = set()
         self._scheduled = False

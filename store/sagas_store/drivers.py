@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from datetime import UTC
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from bson.codec_options import CodecOptions
 from pymongo import ReadPreference, WriteConcern
@@ -31,6 +31,13 @@ AnySession = "AsyncClientSession | AsyncIOMotorClientSession"
 _PLAIN: CodecOptions[Document] = CodecOptions(tz_aware=True, tzinfo=UTC)
 _DURABLE = WriteConcern("majority", j=True)
 _PROVEN = ReadConcern("majority")
+
+_KEPT_FREE: Final = 4
+"""Connections of the application's pool that the store leaves alone: an open change stream keeps one for as long as it
+waits (a worker's, a client's), and the application has questions of its own."""
+_POOL_UNLIMITED: Final = 100
+"""What counts as the pool's size where it has no limit or a larger one; the driver's own default. The writes of many
+runs share a few operations, so more would only crowd the server."""
 
 
 class Driver:
@@ -58,6 +65,12 @@ class Driver:
                 read_concern=_PROVEN,
             ),
         )
+
+    @property
+    def operations_max(self) -> int:
+        """How many operations may be under way at once so that none waits in the driver for a connection."""
+        pool = self.database.client.options.pool_options.max_pool_size
+        return max(1, int(min(pool or _POOL_UNLIMITED, _POOL_UNLIMITED)) - _KEPT_FREE)
 
     def collection(self, name: str) -> Collection:
         return self.database[name]

@@ -27,6 +27,7 @@ __all__ = [
     "IllegalTransition",
     "KeyIdTaken",
     "NoConnection",
+    "NoTenantDatabase",
     "RecordTooLarge",
     "RunExists",
     "SagaError",
@@ -140,6 +141,16 @@ class IllegalTransition(StoreError):
 
 class NoConnection(StoreError):
     """What should lead to a database does not; no server was asked. Never repeats the connection string."""
+
+
+class NoTenantDatabase(StoreError):
+    """No database can be named after this tenant."""
+
+    def __init__(self, tenant: object) -> None:
+        super().__init__(
+            f"no database can be named after tenant {tenant!r}: it must be 1 to 40 of a-z, 0-9, '_' and '-'; "
+            "the server refuses many others, and two names that differ by case alone"
+        )
 
 
 class StoreRefused(StoreError):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import sys
 from collections.abc import Awaitable, Callable
 from datetime import timedelta
 from typing import Final, TypeVar
@@ -97,10 +98,16 @@ def describe(error: BaseException) -> str:
 class Patience:
     """How long the store repeats an operation that does not get through, and how long it waits for one reply."""
 
-    def __init__(self, total: timedelta, reply: timedelta) -> None:
-        """`total` bounds all tries of one operation together, `reply` bounds each of them."""
+    def __init__(self, total: timedelta, reply: timedelta, *, at_once: int = sys.maxsize) -> None:
+        """`total` bounds all tries of one operation together, `reply` bounds each of them.
+
+        No more than `at_once` are under way at the same time; who comes later waits, and is served in turn. The
+        driver's own queue for a connection is not fair: under load some would wait in it until their time is over.
+        Nothing that is under way waits here for anything else, so two operations cannot wait for each other.
+        """
         self.total_s = total.total_seconds()
         self.reply_s = min(reply, total).total_seconds()
+        self._turn = asyncio.Semaphore(at_once)
 
     async def call(
         self,
@@ -125,12 +132,29 @@ class Patience:
             raise self._named(operation, first) from first
         try:
             with pymongo.timeout(left_s):  # each try ends with the whole, where that is nearer than a reply's limit
-                return await self._again(functools.partial(self.once, attempt), passes, left_s)
+                return await self._again(functools.partial(self.once, attempt, left_s), passes, left_s)
         except errors.PyMongoError as error:
             raise self._named(operation, error) from None
 
-    async def once(self, attempt: Callable[[], Awaitable[T]]) -> T:
-        """Await `attempt()` once, for no longer than one reply is waited for. Driver errors pass through."""
+    async def once(self, attempt: Callable[[], Awaitable[T]], turn_within_s: float | None = None) -> T:
+        """Await `attempt()` once, for no longer than one reply is waited for. Driver errors pass through.
+
+        Its turn has to come within `turn_within_s` (default: the whole patience), else WaitQueueTimeoutError.
+        """
+        if self._turn.locked():
+            try:
+                async with asyncio.timeout(self.total_s if turn_within_s is None else turn_within_s):
+                    await self._turn.acquire()
+            except TimeoutError:
+                raise errors.WaitQueueTimeoutError("too many operations are before this one") from None
+        else:
+            await self._turn.acquire()  # at once
+        try:
+            return await self._in_turn(attempt)
+        finally:
+            self._turn.release()
+
+    async def _in_turn(self, attempt: Callable[[], Awaitable[T]]) -> T:
         asked = cancellations()
         # The driver's own deadline, sent to the server too: without it a silent network holds a reply for ever.
         try:

@@ -14,12 +14,13 @@ from collections.abc import Awaitable, Callable
 from datetime import timedelta
 from typing import Final
 
+from pymongo import errors
 from pymongo.asynchronous.client_session import AsyncClientSession
 
 from sagas_store.drivers import Collection, Document
 from sagas_store.entries import Entry
-from sagas_store.errors import WrongState
-from sagas_store.faults import Patience
+from sagas_store.errors import StoreRefused, WrongState
+from sagas_store.faults import Patience, describe
 from sagas_store.journal import Journal
 from sagas_store.runs import RunRecord, Runs, with_key
 from sagas_store.states import HELD, OPEN, Decision, Phase, State, check_move
@@ -114,7 +115,15 @@ class Interventions:
         """
         if run.state is not State.PENDING:
             check_move(run.state, State.PENDING)
-        unchanged = {"_id": run.run_id, "state": run.state, "attempts": run.attempts, "stop": _same_stop(run)}
+        unchanged: Document = {
+            "_id": run.run_id,
+            "state": run.state,
+            "attempts": run.attempts,
+            "stop": _same_stop(run),
+        }
+        if run.state is State.PENDING:
+            # It is pending before and after, so the state does not tell whether somebody else has cut its wait short.
+            unchanged["$expr"] = {"$gt": ["$due_at", "$$NOW"]}
         due_at = {"$add": ["$$NOW", int(due_in / timedelta(milliseconds=1))]}
         pipeline: list[Document] = [
             {
@@ -137,7 +146,10 @@ class Interventions:
                 return None
             return entry_at(await self._journal.last_seq_in(session, run.run_id) + 1)
 
-        committed = await self._commit_together(body)
+        try:
+            committed = await self._commit_together(body)
+        except errors.PyMongoError as error:  # the body is all ours: nobody else waits for the driver's own error
+            raise StoreRefused(f"move run {run.run_id} on", describe(error)) from None
         if committed is None:
             now = await self._runs.get(run.run_id)
             raise WrongState(run.run_id, now.state if now is not None else "gone")

@@ -15,7 +15,7 @@ from pymongo import UpdateOne, errors
 from pymongo.asynchronous.client_session import AsyncClientSession
 
 from sagas_store.clock import EPOCH
-from sagas_store.commit import CommitLoop
+from sagas_store.commit import Batching, CommitLoop
 from sagas_store.drivers import Collection, Document
 from sagas_store.entries import Cause, Entry, Kind
 from sagas_store.errors import FenceLost, RecordTooLarge, StoreRefused
@@ -46,11 +46,13 @@ class Resealed:
 class Journal:
     """Every question put to the journal."""
 
-    def __init__(self, collection: Collection, patience: Patience) -> None:
+    def __init__(self, collection: Collection, patience: Patience, batching: Batching | None = None) -> None:
         self._collection = collection
         self._patience = patience
         self._appends: CommitLoop[Entry, None] = CommitLoop(
-            self._append_together, size_of=lambda entry: len(entry.payload or b"") + _ENTRY_BYTES
+            self._append_together,
+            batching or Batching(),
+            size_of=lambda entry: len(entry.payload or b"") + _ENTRY_BYTES,
         )
 
     async def append(self, entry: Entry) -> None:

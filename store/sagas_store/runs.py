@@ -19,7 +19,7 @@ from bson import ObjectId
 from pymongo import UpdateMany, errors
 from pymongo.asynchronous.client_session import AsyncClientSession
 
-from sagas_store.commit import CommitLoop
+from sagas_store.commit import Batching, CommitLoop
 from sagas_store.drivers import Collection, Document
 from sagas_store.errors import FenceLost, RecordTooLarge, RunExists, StopFirst, StoreError, StoreRefused
 from sagas_store.faults import Patience
@@ -50,6 +50,8 @@ _CLAIMABLE: Final = sorted(origins_of(State.RUNNING))
 _COUNTED_TOGETHER: Final = 2_000
 _CLAIM_ROUNDS: Final = 3
 """How often one claim looks for further candidates after losing some to another worker; then the next poll is due."""
+_RESUMED_MAX: Final = 16
+"""How many looks for due runs in a row may go on where the one before ended; then one begins at the start again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,6 +183,8 @@ class RunFilter:
     """Only runs whose last claim could not open them (or could)."""
     tenanted: bool | None = None
     """Only runs that have (or have not) a tenant."""
+    waiting: bool = False
+    """Only parked runs: they have begun, and the time of their retry has not come."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,10 +220,8 @@ class _Move:
     """What must hold beside the claim; where it does not although the claim does, a stop came first."""
     becomes: State
 
-    @property
-    def group(self) -> str:
-        """The same for moves that can be one update of many."""
-        return repr((self.token, self.pipeline, self.provided))
+    change: tuple[object, ...]
+    """What tells its pipeline and what must hold from others: the same for moves that can be one update of many."""
 
 
 def _guard(alike: Sequence[_Move]) -> Document:
@@ -258,14 +260,44 @@ class _Room:
         return list(fitting)
 
 
+@dataclass(slots=True)
+class _Scan:
+    """How far looks for due runs have come. Behind it lie the index entries of runs that were claimed just now.
+
+    The server walks over those for as long as it keeps them, so a busy worker's looks go on where the last one ended.
+    Nothing is missed: a look that finds too little, and every so-and-so-many-th, begins at the start again, which is
+    where a run stands that was started or let go with an earlier due time meanwhile.
+    """
+
+    came_to: datetime | None = None
+    """The due time of the last run that was taken; None to begin at the start."""
+    resumed: int = 0
+
+    def begin(self) -> datetime | None:
+        """From where to look now."""
+        if self.came_to is not None and self.resumed >= _RESUMED_MAX:
+            self.restart()
+        if self.came_to is not None:
+            self.resumed += 1
+        return self.came_to
+
+    def restart(self) -> None:
+        """The next look begins at the start."""
+        self.came_to, self.resumed = None, 0
+
+
 class Runs:
     """Every question put to the runs collection."""
 
-    def __init__(self, collection: Collection, patience: Patience) -> None:
+    def __init__(self, collection: Collection, patience: Patience, batching: Batching | None = None) -> None:
+        batching = batching or Batching()
         self._collection = collection
         self._patience = patience
-        self._starts: CommitLoop[NewRun, None] = CommitLoop(self._insert_together, size_of=lambda run: len(run.input))
-        self._moves: CommitLoop[_Move, None] = CommitLoop(self._move_together)
+        self._starts: CommitLoop[NewRun, None] = CommitLoop(
+            self._insert_together, batching, size_of=lambda run: len(run.input)
+        )
+        self._moves: CommitLoop[_Move, None] = CommitLoop(self._move_together, batching)
+        self._scans: dict[tuple[tuple[str, int], ...], _Scan] = {}
         self._turn = ""
         """The tenant whose turn it was last; see `_in_turn`."""
         self._odd = 0
@@ -335,37 +367,58 @@ class Runs:
         `per_tenant`, no more runs of a tenant than that are taken, counting those that `running` says are.
         Two workers never hold one run: the stamp is one guarded update, and only what it stamped is read back. Losing
         candidates to another worker means looking for further ones, a few times. Leases end at server time + `lease`.
+        While more is due than is taken, a run that has become due before those taken last may wait for a few claims.
         """
         claimed: list[RunRecord] = []
         if not definitions:
             return claimed
+        scan = self._scans.setdefault(tuple(definitions), _Scan())
         for _ in range(_CLAIM_ROUNDS):
             wanted = limit - len(claimed)
             if wanted <= 0:  # the server takes a limit of 0 for no limit
                 break
+            since = scan.begin()
+            longest_due = await self._due(definitions, wanted, since)
+            more = len(longest_due) == wanted
             room = _Room(per_tenant, Counter(running) + Counter(run.tenant for run in claimed if run.tenant))
-            candidates, all_seen = await self._due_ids(definitions, wanted, room)
+            candidates = await self._choose(definitions, wanted, longest_due, room)
             if candidates:
                 claimed += await self._stamp(candidates, token, worker, lease)
-            if all_seen:
-                break
+            # Only now: what was found and could not be stamped is still due.
+            if more:
+                scan.came_to = next(
+                    (found["due_at"] for found in longest_due if found["_id"] not in candidates),
+                    longest_due[-1]["due_at"],
+                )
+            else:
+                scan.restart()
+                if since is None:
+                    break
         return claimed
 
-    async def _due_ids(self, definitions: Sequence[tuple[str, int]], limit: int, room: _Room) -> tuple[list[str], bool]:
-        """Ids of runs to claim, and whether they are all that is due."""
-
-        async def find_longest_due() -> list[Document]:
+    async def _due(
+        self, definitions: Sequence[tuple[str, int]], limit: int, since: datetime | None = None
+    ) -> list[Document]:
+        async def find() -> list[Document]:
             return await self._collection.find(
-                due_filter(definitions), {"tenant": 1}, sort=[("due_at", 1)], limit=limit, hint=CLAIM_INDEX
+                due_filter(definitions, since),
+                {"due_at": 1, "tenant": 1},
+                sort=[("due_at", 1)],
+                limit=limit,
+                hint=CLAIM_INDEX,
             ).to_list(None)
 
-        longest_due = await self._patience.call("find due runs", find_longest_due)
-        all_seen = len(longest_due) < limit
-        if all_seen or not any("tenant" in found for found in longest_due):
-            return room.fit(longest_due, limit), all_seen
+        return await self._patience.call("find due runs", find)
+
+    async def _choose(
+        self, definitions: Sequence[tuple[str, int]], limit: int, longest_due: list[Document], room: _Room
+    ) -> list[str]:
+        """Which runs to claim. Where there is not room for all that is due, tenants take turns for half of it."""
+        if len(longest_due) < limit or not any("tenant" in found for found in longest_due):
+            return room.fit(longest_due, limit)
         share, self._odd = (limit + self._odd) // 2, (limit + self._odd) % 2
         in_turn = await self._in_turn(definitions, limit if room.bounded else share, room.full)
-        return room.fit([*in_turn[:share], *longest_due, *in_turn[share:]], limit), False
+        return room.fit([*in_turn[:share], *longest_due, *in_turn[share:]], limit)
 
     async def _in_turn(
         self, definitions: Sequence[tuple[str, int]], limit: int, passed_over: Sequence[str]
@@ -492,6 +545,10 @@ class Runs:
             run, "pass the gate", {"gate_passed_at": since, "phase": Phase.PAST_GATE}, {"$or": way_is_free}
         )
 
+    async def end_lease(self, run: RunRecord) -> None:
+        """Let any worker claim the run at once, as if its lease had lapsed: what was in hand is in doubt."""
+        await self._as_holder(run, "end the lease", {"due_at": "$$NOW"})
+
     async def show_rolling_back(self, run: RunRecord) -> None:
         """Show in lists that the run is rolling back; the journal says so already. Raises FenceLost."""
         await self._as_holder(run, "show rolling back", {"phase": Phase.ROLLING_BACK})
@@ -500,7 +557,13 @@ class Runs:
         self, run: RunRecord, operation: str, changes: Document, provided: Document | None = None
     ) -> None:
         move = _Move(
-            run.run_id, _claim_of(run).token, operation, ({"$set": changes},), provided or {}, becomes=State.RUNNING
+            run.run_id,
+            _claim_of(run).token,
+            operation,
+            ({"$set": changes},),
+            provided or {},
+            becomes=State.RUNNING,
+            change=(operation, repr(changes)),
         )
         await self._moves.submit(move)
 
@@ -515,7 +578,8 @@ class Runs:
 
     async def park(self, run: RunRecord, *, wait: timedelta, stop_known: bool = False) -> None:
         """Free the worker: the run is pending again, due at server time + `wait`. Zero hands it back at once."""
-        await self._let_go(run, State.PENDING, {"due_at": _from_now(wait)}, (), stop_known=stop_known)
+        due_at = _from_now(wait)
+        await self._let_go(run, State.PENDING, {"due_at": due_at}, (), str(due_at), stop_known=stop_known)
 
     async def settle(self, run: RunRecord, state: State, *, stop_known: bool = False) -> None:
         """The end of the run. The journal must prove `state` before this is called."""
@@ -524,7 +588,7 @@ class Runs:
     async def hold(self, run: RunRecord, state: State, reason: str, *, stop_known: bool = False) -> None:
         """Put the run aside for an operator. `reason` is stored in the clear: no payload in it."""
         held = {"reason": {"$literal": reason}, "since": "$$NOW"}
-        await self._let_go(run, state, {"held": held}, ("due_at",), stop_known=stop_known)
+        await self._let_go(run, state, {"held": held}, ("due_at",), reason, stop_known=stop_known)
 
     async def block(self, run: RunRecord, blocked: Blocked, *, wait: timedelta, quarantine: str | None) -> None:
         """Give back a run whose payloads do not open: due at server time + `wait`, or quarantined, with the reason.
@@ -548,25 +612,41 @@ class Runs:
         }
         if quarantine is None:
             due = {"due_at": _from_now(wait)}
-            await self._let_go(run, State.PENDING, {**changes, **due}, (), stop_known=True)
+            await self._let_go(run, State.PENDING, {**changes, **due}, (), f"{wait} {blocked}", stop_known=True)
         else:
             held = {"held": {"reason": {"$literal": quarantine}, "since": "$$NOW"}}
-            await self._let_go(run, State.QUARANTINED, {**changes, **held}, ("due_at",), stop_known=True)
+            await self._let_go(run, State.QUARANTINED, {**changes, **held}, ("due_at",), str(blocked), stop_known=True)
 
     async def note_key(self, run: RunRecord, key_id: str) -> None:
         """Record that payloads will be sealed with that key, before the first of them is. Raises FenceLost."""
         await self._as_holder(run, "note the key", {"keys": with_key(key_id)})
 
     async def _let_go(
-        self, run: RunRecord, state: State, changes: Document, removed: Sequence[str], *, stop_known: bool
+        self,
+        run: RunRecord,
+        state: State,
+        changes: Document,
+        removed: Sequence[str],
+        detail: str = "",
+        *,
+        stop_known: bool,
     ) -> None:
+        """`detail` is what `changes` depend on beside the state."""
         check_move(State.RUNNING, state)
         # Whoever lets go otherwise than by `block` could open the run.
         pipeline: tuple[Document, ...] = ({"$set": {"state": state, "blocked": "$$REMOVE", **_OVERDUE, **changes}},)
         if removed:
             pipeline += ({"$unset": list(removed)},)
         unseen: Document = {} if stop_known else {"stop": {"$exists": False}}
-        move = _Move(run.run_id, _claim_of(run).token, f"move to {state}", pipeline, unseen, becomes=state)
+        move = _Move(
+            run.run_id,
+            _claim_of(run).token,
+            f"move to {state}",
+            pipeline,
+            unseen,
+            becomes=state,
+            change=(state, stop_known, detail),
+        )
         await self._moves.submit(move)
 
     # ---------------------------------------------------------------- a holder's writes, together
@@ -576,9 +656,9 @@ class Runs:
 
         Where fewer runs matched than were meant, each of those moves is made by itself, and so told its own fate.
         """
-        groups: dict[str, list[_Move]] = {}
+        groups: dict[object, list[_Move]] = {}
         for move in moves:
-            groups.setdefault(move.group, []).append(move)
+            groups.setdefault((move.token, move.change), []).append(move)
         if len(moves) == 1:
             return [await self._move_alone(moves[0])]
 
@@ -717,14 +797,19 @@ class Runs:
 # ----------------------------------------------------------- the filters, named so that each plan can be explained
 
 
-def due_filter(definitions: Sequence[tuple[str, int]]) -> Document:
-    """Runs of these definitions that are due by the server's clock. Held and settled runs have no `due_at`."""
+def due_filter(definitions: Sequence[tuple[str, int]], since: datetime | None = None) -> Document:
+    """Runs of these definitions that are due by the server's clock. Held and settled runs have no `due_at`.
+
+    With `since`, only those that are due since then.
+    """
+    # Either lets the planner use the partial index. `since` itself is included: runs may be due at the same moment.
+    due_at: Document = {"$exists": True} if since is None else {"$gte": since}
     return {
         "$or": [
             {
                 "saga": saga,
                 "version": version,
-                "due_at": {"$exists": True},  # lets the planner use the partial index
+                "due_at": due_at,
                 "$expr": {"$lte": ["$due_at", "$$NOW"]},
             }
             for saga, version in definitions
@@ -770,18 +855,17 @@ PAGE_ORDER: Final = [("created_at", -1), ("_id", -1)]
 def page_filter(chosen: RunFilter, after: RunPosition | None = None) -> Document:
     """The chosen runs (a merge of one index range per state), after a position."""
     filter_: Document = {"state": {"$in": sorted(chosen.states)}}
-    if chosen.tenant is not None:
-        filter_["tenant"] = chosen.tenant
-    if chosen.saga is not None:
-        filter_["saga"] = chosen.saga
-    if chosen.key_prefix is not None:
-        filter_["key"] = {"$gte": chosen.key_prefix, "$lt": chosen.key_prefix + "\U0010ffff"}
-    if chosen.stopped is not None:
-        filter_["stop"] = {"$exists": chosen.stopped}
-    if chosen.blocked is not None:
-        filter_["blocked"] = {"$exists": chosen.blocked}
+    narrowed = {"tenant": chosen.tenant, "saga": chosen.saga}
+    filter_ |= {field: value for field, value in narrowed.items() if value is not None}
+    present = {"stop": chosen.stopped, "blocked": chosen.blocked}
+    filter_ |= {field: {"$exists": value} for field, value in present.items() if value is not None}
     if chosen.tenanted is not None:
         filter_["tenant"] = {"$exists": chosen.tenanted}
+    if chosen.key_prefix is not None:
+        filter_["key"] = {"$gte": chosen.key_prefix, "$lt": chosen.key_prefix + "\U0010ffff"}
+    if chosen.waiting:
+        filter_["$nor"] = [{"attempts": 0, "blocked": {"$exists": False}}]
+        filter_["$expr"] = {"$gt": ["$due_at", "$$NOW"]}
     created: Document = {}
     if chosen.created_before is not None:
         created["$lt"] = chosen.created_before

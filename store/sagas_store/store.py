@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from pymongo.asynchronous.client_session import AsyncClientSession
 from pymongo.asynchronous.database import AsyncDatabase
 
 from sagas_store.clock import Monotonic, ServerClock, monotonic
+from sagas_store.commit import Batching
 from sagas_store.drivers import Document, Driver
 from sagas_store.entries import Entry
 from sagas_store.errors import FenceLost, StoreUnavailable
@@ -26,7 +27,10 @@ from sagas_store.watch import Hints
 if TYPE_CHECKING:
     from motor.motor_asyncio import AsyncIOMotorDatabase
 
-__all__ = ["BindsKeys", "MongoStore"]
+__all__ = ["PATIENCE", "REPLY", "BindsKeys", "MongoStore"]
+
+PATIENCE: Final = timedelta(seconds=90)
+REPLY: Final = timedelta(seconds=10)
 
 
 class BindsKeys(Protocol):
@@ -49,8 +53,9 @@ class MongoStore:
         *,
         keyring: BindsKeys | None = None,
         prefix: str = "sagas.",
-        patience: timedelta = timedelta(seconds=90),
-        reply: timedelta = timedelta(seconds=10),
+        patience: timedelta = PATIENCE,
+        reply: timedelta = REPLY,
+        batching: Batching | None = None,
         monotonic: Monotonic = monotonic,
     ) -> None:
         """Take the database as it is; nothing is asked of the server yet.
@@ -59,13 +64,14 @@ class MongoStore:
         store itself opens nothing and carries it along, so that none of them can forget it. `prefix` begins the
         collections' names. `patience` bounds how long an operation that does not get through is repeated, `reply` how
         long one answer of the server is waited for. The default patience outlasts the minute for which the server
-        keeps a dead worker's open transaction, which blocks the next entry of that run.
+        keeps a dead worker's open transaction, which blocks the next entry of that run. `batching` bounds how many
+        writes go to the server together.
         """
         self._driver = Driver(database)
-        self._patience = Patience(patience, reply)
+        self._patience = Patience(patience, reply, at_once=self._driver.operations_max)
         runs = self._driver.collection(prefix + RUNS_SPEC_NAME)
-        self.runs = Runs(runs, self._patience)
-        self.journal = Journal(self._driver.collection(prefix + JOURNAL_SPEC_NAME), self._patience)
+        self.runs = Runs(runs, self._patience, batching)
+        self.journal = Journal(self._driver.collection(prefix + JOURNAL_SPEC_NAME), self._patience, batching)
         self.keys = Keys(self._driver, self._driver.collection(prefix + KEYS_SPEC_NAME), self._patience)
         self.schema = Schema(self._driver, prefix, self._patience)
         self.interventions = Interventions(runs, self.runs, self.journal, self._patience, self.commit_together)

@@ -30,22 +30,33 @@ class Hints:
         self._runs = runs
 
     async def on_due(
-        self, sagas: Sequence[str], notice: Callable[[], None], ready: asyncio.Event | None = None
+        self,
+        sagas: Sequence[str],
+        notice: Callable[[], None],
+        ready: asyncio.Event | None = None,
+        *,
+        stopped: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """Call `notice()` whenever a run of these sagas may have become claimable. Runs until cancelled."""
-        becomes_pending = {"operationType": "update", "updateDescription.updatedFields.state": State.PENDING}
-        started = {"operationType": "insert", "fullDocument.saga": {"$in": list(sagas)}}
-        pipeline: list[Document] = [{"$match": {"$or": [started, becomes_pending]}}, {"$project": {"_id": 1}}]
-        # Once when it opens, too: what was started while nobody listened yet has to be looked for.
-        await self._listen(pipeline, lambda _: notice(), ready, opened=notice)
+        """Call `notice()` whenever a run of these sagas may have become claimable. Runs until cancelled.
 
-    async def on_stop(self, notice: Callable[[str], None], ready: asyncio.Event | None = None) -> None:
-        """Call `notice(run_id)` whenever a stop is recorded on a run. Runs until cancelled."""
+        Calls `stopped(run_id)` whenever a stop is recorded on any run. Both in one stream: the server reads its whole
+        log for each of them.
+        """
+        becomes_pending = {"operationType": "update", "updateDescription.updatedFields.state": State.PENDING}
+        is_stopped = {"operationType": "update", "updateDescription.updatedFields.stop": {"$exists": True}}
+        started = {"operationType": "insert", "fullDocument.saga": {"$in": list(sagas)}}
         pipeline: list[Document] = [
-            {"$match": {"operationType": "update", "updateDescription.updatedFields.stop": {"$exists": True}}},
-            {"$project": {"_id": 1, "documentKey": 1}},
+            {"$match": {"$or": [started, becomes_pending, is_stopped]}},
+            {"$project": {"documentKey": 1, "stop": {"$type": "$updateDescription.updatedFields.stop"}}},
         ]
-        await self._listen(pipeline, lambda event: notice(event["documentKey"]["_id"]), ready)
+
+        def tell(event: Document) -> None:
+            if event["stop"] != "missing":
+                stopped(event["documentKey"]["_id"])
+            notice()  # a stop may have made its run due, too
+
+        # Once when it opens, too: what was started while nobody listened yet has to be looked for.
+        await self._listen(pipeline, tell, ready, opened=notice)
 
     async def on_rest(self, notice: Callable[[str], None], ready: asyncio.Event | None = None) -> None:
         """Call `notice(run_id)` whenever a run becomes held or settled. Runs until cancelled."""

@@ -254,6 +254,24 @@ async def test_a_step_that_cancels_its_own_task_is_in_doubt_and_the_worker_goes_
     assert len(calls) == 2
 
 
+async def test_a_step_that_cancels_its_own_task_and_returns_has_returned(store: MongoStore) -> None:
+    # The cancellation is still on its way then, and would strike the next await: the write of the step's outcome.
+    saga = Saga("hostile", Parcel)
+    calls: list[int] = []
+
+    @saga.step(no_compensation=True)
+    async def reserve(parcel: Parcel, step: Step[None]) -> Parcel:
+        calls.append(step.attempt)
+        task = asyncio.current_task()
+        assert task is not None
+        task.cancel()
+        return parcel
+
+    info = await settle_beside_a_neighbour(store, saga)
+    assert info.state is State.COMPLETED
+    assert (calls, info.attempts) == ([1], 1)
+
+
 async def test_a_step_that_raises_a_signal_of_some_library_takes_no_other_run_with_it(store: MongoStore) -> None:
     """Neither at work nor, which is where the worker waits for all of them together, while it drains."""
     hostile, waiting = Saga("hostile", Parcel), Saga("waiting", Parcel)

@@ -165,6 +165,32 @@ def test_a_dead_link_and_a_dead_anchor_are_reported(project: Path) -> None:
     assert [problem.split(":")[1] for problem in shown.problems] == ["3", "4", "5"]
 
 
+def test_a_test_that_a_page_names_must_exist(project: Path) -> None:
+    (project / "tests/unit").mkdir(parents=True)
+    source = "def test_one(): ...\n\nclass TestTwo:\n    async def test_three(self): ...\n"
+    (project / "tests/unit/test_it.py").write_text(source)
+    shown = page("""
+        Proved by `tests/unit/`, tests/unit/test_it.py. And `tests/unit/test_it.py::test_one`,
+        `tests/unit/test_it.py::TestTwo::test_three`; [elsewhere](https://example.org/tests/gone.py), my_tests/gone.py.
+
+        ```console
+        $ scripts/test tests/unit -k one
+        $ scripts/test tests/gone
+        ```
+        | a guarantee | `tests/unit/test_gone.py` |
+        | another | `tests/unit/test_it.py::test_on`, `tests/unit/test_it.py::TestTwo::test_one_two` |
+        And `tests/unit::test_one`.
+    """)
+    check_docs.check_tests(shown)
+    assert [problem.removeprefix("docs/page.md:") for problem in shown.problems] == [
+        "6: there is no tests/gone",
+        "8: there is no tests/unit/test_gone.py",
+        "9: tests/unit/test_it.py has no test_on",
+        "9: tests/unit/test_it.py has no test_one_two",
+        "10: tests/unit is a folder and has no tests of its own",
+    ]
+
+
 def test_the_readme_shows_the_quickstart_to_the_letter(project: Path) -> None:
     (project / "docs/examples").mkdir()
     (project / check_docs.QUICKSTART).write_text("print(1)\n")

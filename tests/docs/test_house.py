@@ -39,7 +39,7 @@ def test_the_lock_says_what_to_install_and_not_where_from() -> None:
     assert text.count("--hash=") >= len(locked())
 
 
-@pytest.mark.parametrize("name", ["scripts/test", "scripts/check", "scripts/lock", ".ci/run"])
+@pytest.mark.parametrize("name", ["scripts/test", "scripts/check", "scripts/lock", "scripts/bench", ".ci/run"])
 def test_a_script_is_executable_and_parses(name: str) -> None:
     script = ROOT / name
     if not script.exists():

@@ -15,13 +15,16 @@ from pathlib import Path
 import psutil
 import pytest
 
+from sagas import StopOutcome
 from tests.support.northwind import northwind
 
+NOTHING_WRONG = dict.fromkeys(("held", "unfinished", "untrue_answers", "double_effects", "missing_effects"), 0)
 ROOT = Path(__file__).resolve().parents[2]
 MARK = "SAGAS_TEST_DEMO"
 FIELDS = [
-    "orders", "completed", "compensated", "held", "unfinished", "worker_kills", "steps_run", "steps_replayed",
-    "double_effects", "missing_effects", "seconds",
+    "orders", "completed", "compensated", "cancelled", "held", "unfinished", "worker_kills", "stops_asked",
+    "stops_cancelled", "stops_will_be_undone", "stops_refused", "stops_already_settled", "untrue_answers", "steps_run",
+    "steps_replayed", "double_effects", "missing_effects", "seconds",
 ]  # fmt: skip
 
 pytestmark = pytest.mark.process
@@ -49,6 +52,17 @@ def demo(environment: dict[str, str], *arguments: str) -> subprocess.CompletedPr
     )
 
 
+def check(numbers: dict[str, float], *, orders: int, stop_rate: float) -> None:
+    """Everything came to its end, nothing is wrong, and the numbers add up."""
+    assert list(numbers) == FIELDS
+    assert {name: numbers[name] for name in NOTHING_WRONG} == NOTHING_WRONG
+    assert numbers["orders"] == orders == numbers["completed"] + numbers["compensated"] + numbers["cancelled"]
+    answers = [numbers[f"stops_{outcome}"] for outcome in StopOutcome]
+    assert numbers["stops_asked"] == sum(answers) == round(stop_rate * orders)
+    undone = numbers["stops_cancelled"] + numbers["stops_will_be_undone"]
+    assert numbers["stops_cancelled"] <= numbers["cancelled"] <= undone
+
+
 def left_of(environment: dict[str, str]) -> Iterator[psutil.Process]:
     """What still runs of a demo. Its server is not in here: it does not inherit the environment."""
     for process in psutil.process_iter():
@@ -66,10 +80,8 @@ def test_orders_survive_killed_workers_and_the_numbers_come_as_one_json_object(
 
     assert done.returncode == 0, done.stderr
     numbers = json.loads(done.stdout)
-    assert list(numbers) == FIELDS
-    assert numbers["orders"] == 60 == numbers["completed"] + numbers["compensated"]
+    check(numbers, orders=60, stop_rate=0.05)
     assert numbers["worker_kills"] == 2
-    assert [numbers[name] for name in ("held", "unfinished", "double_effects", "missing_effects")] == [0, 0, 0, 0]
     assert numbers["steps_run"] > 60 * 4
     assert numbers["steps_replayed"] > 0
     assert "Seed: 3" in done.stderr
@@ -102,6 +114,10 @@ def test_interrupted_it_leaves_nothing_running_and_no_files(environment: dict[st
         (["--orders", "o.csv"], "--orders, --order-lines and --products belong together"),
         (["--orders", "o.csv", "--order-lines", "l.csv", "--products", "p.csv"], "No such file"),
         (["--orders-count", "0"], "must be at least 1"),
+        (["--stop-rate", "1.1"], "must be a number from 0 to 1"),
+        (["--stop-rate", "-0.1"], "must be a number from 0 to 1"),
+        (["--stop-rate", "nan"], "must be a number from 0 to 1"),
+        (["--stop-rate", "some"], "must be a number from 0 to 1"),
     ],
 )
 def test_wrong_arguments_are_refused_before_anything_starts(
@@ -114,20 +130,43 @@ def test_wrong_arguments_are_refused_before_anything_starts(
     assert refused.stdout == ""
 
 
-@pytest.mark.slow
-def test_all_northwind_orders_come_out_right(environment: dict[str, str]) -> None:
-    files = northwind()
-    arguments = [
-        "--orders",
-        str(files.orders),
-        "--order-lines",
-        str(files.order_lines),
-        "--products",
-        str(files.products),
-    ]
-    done = demo(environment, *arguments, "--json")
+def test_without_a_stop_rate_above_zero_nobody_presses_stop(environment: dict[str, str]) -> None:
+    done = demo(environment, "--orders-count", "12", "--workers", "1", "--kills", "0", "--stop-rate", "0", "--json")
 
     assert done.returncode == 0, done.stderr
+    check(json.loads(done.stdout), orders=12, stop_rate=0)
+
+
+def test_stop_may_be_pressed_on_every_order(environment: dict[str, str]) -> None:
+    done = demo(environment, "--orders-count", "40", "--workers", "2", "--kills", "1", "--stop-rate", "1", "--json")
+
+    assert done.returncode == 0, done.stderr
+    check(json.loads(done.stdout), orders=40, stop_rate=1)
+
+
+def from_northwind() -> list[str]:
+    """The arguments that read its files; skips the test where they are not there."""
+    files = northwind()
+    return ["--orders", str(files.orders), "--order-lines", str(files.order_lines), "--products", str(files.products)]
+
+
+@pytest.mark.slow
+def test_all_northwind_orders_come_out_right(environment: dict[str, str]) -> None:
+    done = demo(environment, *from_northwind(), "--stop-rate", "0", "--json")
+
+    assert done.returncode == 0, done.stderr
+    check(json.loads(done.stdout), orders=830, stop_rate=0)
+
+
+@pytest.mark.slow
+def test_every_answer_comes_true_where_stop_is_pressed_on_three_of_ten_northwind_orders_and_workers_are_killed(
+    environment: dict[str, str],
+) -> None:
+    done = demo(environment, *from_northwind(), "--stop-rate", "0.3", "--kills", "6", "--json")
+
+    print(done.stderr)  # the seed, and who was killed
+    assert done.returncode == 0, done.stderr
     numbers = json.loads(done.stdout)
-    assert numbers["orders"] == 830 == numbers["completed"] + numbers["compensated"]
-    assert [numbers[name] for name in ("held", "unfinished", "double_effects", "missing_effects")] == [0, 0, 0, 0]
+    check(numbers, orders=830, stop_rate=0.3)
+    assert numbers["worker_kills"] == 6
+    assert all(numbers[f"stops_{outcome}"] > 0 for outcome in StopOutcome), numbers

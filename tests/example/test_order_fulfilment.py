@@ -5,58 +5,25 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
 import pytest
 from pymongo import AsyncMongoClient
 
-from docs.examples.order_fulfilment.audit import Audit, Ledgers, Question, audit, read_ledgers
+from docs.examples.order_fulfilment.audit import Question
 from docs.examples.order_fulfilment.network import Outages
-from docs.examples.order_fulfilment.orders import Order, OrderLine, order_key
+from docs.examples.order_fulfilment.orders import order_key
 from docs.examples.order_fulfilment.saga import fulfil_order
 from docs.examples.order_fulfilment.shop import Shop
 from docs.examples.order_fulfilment.worker import Settings, shop_database
-from sagas import Client, JournalLine, MongoStore, RunInfo, Start, State, Worker, WorkerOptions
+from sagas import Client, MongoStore, Start, State, Worker, WorkerOptions
+from tests.example.facts import TOO_DEAR, TOO_MUCH, Facts, order
 
 COMPLETED = range(1, 13)
-TOO_MUCH, TOO_DEAR, BLOCKED = 13, 14, 50
+BLOCKED = 50
 STOCK = {1: 40, 2: 20}
-
-
-def order(number: int) -> Order:
-    quantity = 99 if number == TOO_MUCH else 2
-    price = 9_000_00 if number == TOO_DEAR else 10_00
-    return Order(
-        number=number,
-        customer="VINET",
-        ship_to="Reims",
-        carrier=3,
-        lines=(
-            OrderLine(product=1, quantity=quantity, unit_price_cents=price),
-            OrderLine(product=2, quantity=1, unit_price_cents=5_00, discount_percent=10),
-        ),
-    )
-
-
-@dataclass(frozen=True)
-class Facts:
-    """All that the audit looks at, as plain data, so that a test can plant a fault in a copy of it."""
-
-    orders: list[Order]
-    runs: list[RunInfo]
-    journals: dict[str, list[JournalLine]]
-    ledgers: Ledgers
-
-    def audit(self) -> Audit:
-        return audit(self.orders, self.runs, self.journals, self.ledgers)
-
-    def run(self, number: int) -> RunInfo:
-        return next(run for run in self.runs if run.key == f"order-{number}")
-
-    def having(self, **ledgers: list[Any]) -> Facts:
-        return replace(self, ledgers=replace(self.ledgers, **ledgers))
 
 
 async def fulfil(uri: str, name: str) -> Facts:
@@ -73,9 +40,7 @@ async def fulfil(uri: str, name: str) -> Facts:
             runs = await sagas.start_many(fulfil_order, [Start(one, order_key(one)) for one in orders])
             await asyncio.gather(*(run.result(timeout=60) for run in runs), return_exceptions=True)
             worker.stop()
-            page = await sagas.runs()
-            journals = {run.run_id: await sagas.journal(run.run_id) for run in page.runs}
-        facts = Facts(orders, page.runs, journals, await read_ledgers(shop))
+            facts = await Facts.gathered(orders, sagas, shop)
         for database in (name, shop_database(name)):
             await client.drop_database(database)
     return facts
@@ -212,6 +177,17 @@ def test_the_audit_detects_a_reservation_that_was_never_put_back(facts: Facts) -
     assert result.missing >= 1
 
 
+def test_the_audit_detects_a_run_that_calls_itself_undone_and_never_undid_what_it_did(facts: Facts) -> None:
+    journal = [line for line in facts.journal(BLOCKED) if line.kind != "compensation_succeeded"]
+
+    result = _lost("payments", "voided", BLOCKED)(facts).having_journal(BLOCKED, journal).audit()
+    assert [finding.text.partition(": ")[2] for finding in result.findings] == [
+        "its journal lacks the undoing of authorise_payment, reserve_stock",
+        "its authorisation is still there",
+    ]
+    assert {finding.question for finding in result.findings} == {Question.UNDONE}
+
+
 def test_the_audit_detects_a_second_reservation(facts: Facts) -> None:
     result = _again("reservations", "reserved", 1)(facts).audit()
 
@@ -225,9 +201,7 @@ def test_an_order_without_a_run_is_unfinished(facts: Facts) -> None:
 
 def test_a_run_that_is_still_open_is_unfinished_and_owes_nothing_yet(facts: Facts) -> None:
     run = facts.run(1)
-    opened = replace(facts, runs=[replace(one, state=State.RUNNING) if one == run else one for one in facts.runs])
-    journal = facts.journals[run.run_id]
-    early = replace(opened, journals={**facts.journals, run.run_id: [line for line in journal if line.seq == 0]})
+    early = facts.having_journal(1, facts.journal(1)[:1]).having_run(1, state=State.RUNNING)
 
     result = _lost("shipments", "shipped", 1)(early).audit()
     assert result.unfinished == [f"order 1: run {run.run_id} is running"]
@@ -235,27 +209,17 @@ def test_a_run_that_is_still_open_is_unfinished_and_owes_nothing_yet(facts: Fact
 
 
 def test_a_held_run_may_be_charged_and_not_shipped(facts: Facts) -> None:
-    run = facts.run(1)
-    held = replace(
-        facts,
-        runs=[replace(one, state=State.FORWARD_INCOMPLETE) if one == run else one for one in facts.runs],
-        journals={
-            **facts.journals,
-            run.run_id: [
-                line for line in facts.journals[run.run_id] if line.step not in {"book_shipment", "notify_customer"}
-            ],
-        },
-    )
+    journal = [line for line in facts.journal(1) if line.step not in {"book_shipment", "notify_customer"}]
+    held = facts.having_journal(1, journal).having_run(1, state=State.FORWARD_INCOMPLETE)
 
     result = _lost("shipments", "shipped", 1)(held).audit()
     assert (result.findings, result.held) == ([], 1)
 
 
 def test_the_audit_detects_a_run_that_calls_itself_completed_and_is_not(facts: Facts) -> None:
-    run = facts.run(1)
-    journal = [line for line in facts.journals[run.run_id] if line.step != "book_shipment"]
+    journal = [line for line in facts.journal(1) if line.step != "book_shipment"]
 
-    result = replace(facts, journals={**facts.journals, run.run_id: journal}).audit()
+    result = facts.having_journal(1, journal).audit()
     assert Question.COMPLETE in {finding.question for finding in result.findings}
     assert result.missing >= 1
 

@@ -42,8 +42,11 @@ from sagas.decide import Activity
 from sagas.identity import step_key
 from sagas_store.journal import journal_filter
 from tests.support.oracle import Call
+from tests.support.ticks import stretch_as_asked
 
 __all__ = ["Job", "fulfil", "ledgers", "make_worker", "transact"]
+
+stretch_as_asked()
 
 RETRY = RetryPolicy(max_attempts=3, initial_wait=timedelta(milliseconds=20), jitter=False)
 
@@ -144,7 +147,7 @@ async def misbehave_before(job: Job, step: Step[Shop]) -> None:
             await step.resources.pass_gate(step)
         case ("exit", "reserve"):
             os._exit(9)
-        case ("slow", "reserve"):
+        case ("slow", "reserve") | ("slow-charge", "charge"):
             await asyncio.sleep(0.2)
         case ("refuse-pack", "pack"):
             raise NonRetryable("no box")

@@ -167,8 +167,10 @@ def test_what_is_back_is_requeued_by_tenant_or_by_run(cli: Cli) -> None:
     assert (code, out) == (0, "2 runs\n")
     assert cli.run(runs[0]).state is State.PENDING
     code, out, _ = cli("requeue", "--tenant", "vinet", *SAID, "--json")
-    assert (code, sorted(json.loads(out)["done"])) == (0, sorted(runs)), "until a claim opens them they are on hold"
+    assert (code, json.loads(out)["done"]) == (0, [runs[2]]), "the others are due already"
     assert cli("requeue", "--tenant", "vinet", "--run", runs[0], *SAID)[0] == 2
+    code, out, _ = cli("requeue", "--run", runs[0], *SAID)
+    assert (code, "it is due already" in out) == (1, True)
     code, out, _ = cli("requeue", "--run", cli.start("vinet"), *SAID)
     assert (code, "it is not held because of its key" in out) == (1, True)
     assert cli("requeue", "--tenant", "vinet")[0] == 2, "who and why is asked for"

@@ -161,7 +161,6 @@ async def test_everything_is_sealed_anew_and_opens_once_the_old_key_is_gone(
     await assert_all_opens(shop.anew(), runs)
     other = shop.anew()
     await other.operator.verdict(fulfil, runs["doubtful"].run_id, happened=False, **WHY)
-    await other.operator.retry_now(runs["doubtful"].run_id, **WHY)
     async with other.working():
         with pytest.raises(RunRolledBack):
             await other.client.run(fulfil, run_id=runs["doubtful"].run_id).result(20)
@@ -293,7 +292,8 @@ async def test_a_key_that_somebody_has_used_meanwhile_is_not_taken_away(
     rotation yet writes to it."""
     run = await shop.client.start(fulfil, Order(), tenant="vinet")
     if meanwhile in (press_stop, cut_its_wait_short):  # neither would leave a run pending that nobody has attempted
-        await shop.database["sagas.runs"].update_one({"_id": run.run_id}, {"$set": {"attempts": 1}})
+        later = {"$dateAdd": {"startDate": "$$NOW", "unit": "hour", "amount": 1}}
+        await shop.database["sagas.runs"].update_one({"_id": run.run_id}, [{"$set": {"attempts": 1, "due_at": later}}])
     late = shop.anew()
     await late.keyring.current("vinet")
     _, new = await rotated(shop)
@@ -365,12 +365,12 @@ async def test_a_frozen_attempt_that_nobody_has_fenced_off_keeps_its_key(shop: D
         {"_id": run.run_id}, [{"$set": {"due_at": {"$subtract": ["$$NOW", 1]}}}]
     )
     blocked = Blocked(count=0, since=shop.store.clock.now(), failure="KeyUnavailable", why="away")
-    await shop.store.runs.block(await claimed("blocked"), blocked, wait=timedelta(0), quarantine=None)
+    await shop.store.runs.block(await claimed("blocked"), blocked, wait=DELAY, quarantine=None)
     old, new = await rotated(shop)
     done = await keeper.rewrap("vinet")
     assert "an attempt before may still write" in done.left[run.run_id]
     assert await keys_on(shop, run) == sorted([old, new])
-    await shop.operator.retry_now(run.run_id, **WHY)  # has an entry, which fences it off
+    await shop.operator.requeue_quarantined(runs=[run.run_id], **WHY)  # has an entry, which fences it off
     assert (await keeper.rewrap("vinet")).complete
     with pytest.raises(FenceLost):
         await shop.store.journal.append(entry(run.run_id, 1, token="frozen"))

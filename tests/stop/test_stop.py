@@ -5,13 +5,11 @@ from __future__ import annotations
 import asyncio
 import random
 import secrets
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections import Counter
 from datetime import timedelta
 from typing import Any
 
 import pytest
-from pydantic import BaseModel
 
 from sagas import (
     Client,
@@ -19,13 +17,9 @@ from sagas import (
     InvalidInput,
     Kind,
     MongoStore,
-    NonRetryable,
     Operator,
     OperatorRefused,
-    Retryable,
-    RetryPolicy,
     Run,
-    RunHeld,
     RunInfo,
     RunNotFound,
     RunRolledBack,
@@ -35,125 +29,10 @@ from sagas import (
     Step,
     StopOutcome,
     Undo,
-    Worker,
-    WorkerOptions,
 )
 from sagas_store.states import Decision
+from tests.stop.shop import WHY, Order, Shop, fulfil, held, kinds, working
 from tests.support.waiting import eventually
-
-WHY: Any = {"by": "ann@shop", "reason": "the customer changed their mind"}
-
-
-class Order(BaseModel):
-    number: int = 0
-    does: str = "ok"
-
-
-class Shop:
-    """What the steps did, and the gates at which the test holds them."""
-
-    def __init__(self) -> None:
-        self.done: list[str] = []
-        self.inside = asyncio.Event()
-        self.go_on = asyncio.Event()
-        self.mended = False
-
-    async def wait(self) -> None:
-        self.inside.set()
-        await self.go_on.wait()
-
-
-ONCE = RetryPolicy(max_attempts=1)
-fulfil = Saga("fulfil", Order)
-
-
-@fulfil.step(stop_grace=0.05)
-async def reserve(order: Order, step: Step[Shop]) -> Order:
-    match order.does:
-        case "reserve waits":
-            await step.resources.wait()
-        case "reserve listens":
-            step.resources.inside.set()
-            await step.stop_asked.wait()
-        case "reserve is turned away":
-            raise Retryable("later", retry_after=timedelta(hours=1))
-        case "reserve waits in place":
-            step.resources.inside.set()
-            raise Retryable("soon", retry_after=1.5)
-    step.resources.done.append("reserve")
-    return order
-
-
-@reserve.compensation(retry=ONCE)
-async def release(order: Order, step: Step[Shop]) -> None:
-    if order.does == "release waits":
-        await step.resources.wait()
-    if order.does == "release fails" and not step.resources.mended:
-        raise NonRetryable("no")
-    step.resources.done.append(f"release {step.fate}")
-
-
-@fulfil.step
-async def pack(order: Order, step: Step[Shop]) -> Order:
-    step.resources.done.append("pack")
-    return order
-
-
-@pack.compensation
-async def unpack(order: Order, step: Step[Shop]) -> None:
-    step.resources.done.append(f"unpack {step.fate}")
-
-
-@fulfil.pivot(retry=ONCE)
-async def charge(order: Order, step: Step[Shop]) -> Order:
-    match order.does:
-        case "charge waits":
-            await step.resources.wait()
-        case "charge waits and fails":
-            await step.resources.wait()
-            raise NonRetryable("declined")
-        case "charge is declined" | "release fails" | "release waits":
-            raise NonRetryable("declined")
-        case "charge is unknown":
-            raise TimeoutError
-    step.resources.done.append("charge")
-    return order
-
-
-@fulfil.step(retry=ONCE)
-async def ship(order: Order, step: Step[Shop]) -> Order:
-    if order.does == "ship fails" and not step.resources.mended:
-        raise NonRetryable("no")
-    step.resources.done.append("ship")
-    return order
-
-
-@pytest.fixture
-def shop() -> Shop:
-    return Shop()
-
-
-@pytest.fixture
-async def client(store: MongoStore) -> AsyncIterator[Client]:
-    async with Client(store) as client:
-        yield client
-
-
-@asynccontextmanager
-async def working(store: MongoStore, shop: Shop, *sagas: Saga[Any], **options: Any) -> AsyncIterator[Worker]:
-    options = {"handle_signals": False, "drain_grace": timedelta(0), **options}
-    worker = Worker(store, sagas or (fulfil,), resources=shop, options=WorkerOptions(**options))
-    task = asyncio.create_task(worker.run())
-    try:
-        yield worker
-    finally:
-        worker.stop()
-        await asyncio.wait_for(task, 20)
-
-
-async def kinds(client: Client, run_id: str) -> list[str]:
-    return [str(line.kind) for line in await client.journal(run_id)]
-
 
 # -------------------------------------------------------------------- the answers
 
@@ -222,10 +101,12 @@ async def test_a_step_that_listens_finishes_in_its_grace_and_is_compensated_as_k
 async def test_a_stop_is_learned_by_heartbeat_where_there_is_no_change_stream(
     client: Client, store: MongoStore, shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def silent(*_: Any) -> None:
-        await asyncio.Event().wait()
+    on_due = store.hints.on_due
 
-    monkeypatch.setattr(store.hints, "on_stop", silent)
+    async def silent(sagas: Any, notice: Any, **_: Any) -> None:
+        await on_due(sagas, notice)
+
+    monkeypatch.setattr(store.hints, "on_due", silent)
     async with working(store, shop, lease=timedelta(seconds=1)):
         run = await client.start(fulfil, Order(does="reserve waits"))
         await shop.inside.wait()
@@ -363,14 +244,6 @@ async def test_a_deadline_before_the_run_may_begin_is_refused(client: Client) ->
 # -------------------------------------------------------------------- the operator
 
 
-async def held(client: Client, store: MongoStore, shop: Shop, does: str) -> str:
-    async with working(store, shop):
-        run = await client.start(fulfil, Order(does=does))
-        with pytest.raises(RunHeld):
-            await run.result(10)
-    return run.run_id
-
-
 async def test_resume_after_the_pivot_runs_only_what_remains(client: Client, store: MongoStore, shop: Shop) -> None:
     run_id = await held(client, store, shop, "ship fails")
     assert (await client.stop(run_id, **WHY)).outcome is StopOutcome.REFUSED
@@ -484,9 +357,12 @@ async def test_stops_at_random_moments_are_answered_truthfully(client: Client, s
     rng = random.Random(seed)
     raced = Saga("raced", Order)
     done: dict[int, list[str]] = {n: [] for n in range(400)}
+    begun = {(n, what): asyncio.Event() for n in done for what in ("reserve", "charge", "ship")}
 
     def does(what: str) -> Any:
         async def do(order: Order, step: Step[Shop]) -> Order:
+            if what != "release":
+                begun[order.number, what].set()
             for _ in range(rng.randrange(4)):
                 await asyncio.sleep(0)
             done[order.number].append(what)
@@ -500,17 +376,21 @@ async def test_stops_at_random_moments_are_answered_truthfully(client: Client, s
     async with working(store, shop, raced, concurrency=32):
         runs = await client.start_many(raced, [Start(Order(number=n)) for n in done])
 
-        async def press(run: Run[Order]) -> StopOutcome:
-            for _ in range(rng.randrange(400)):
+        async def press(number: int, run: Run[Order]) -> StopOutcome:
+            # Chance is in the work done, not in the turns of the loop: a slow machine sees the same interleavings.
+            if (after := rng.choice(["", "reserve", "charge", "ship"])) != "":
+                await begun[number, after].wait()
+            for _ in range(rng.randrange(40)):
                 await asyncio.sleep(0)
             return (await run.stop(**WHY)).outcome
 
-        outcomes = await asyncio.gather(*(press(run) for run in runs))
+        outcomes = await asyncio.gather(*(press(number, run) for number, run in enumerate(runs)))
         await asyncio.gather(*(asyncio.wait([asyncio.ensure_future(run.result(60))]) for run in runs))
-    seen = set()
+    seen: Counter[StopOutcome] = Counter()
     for number, (run, outcome) in enumerate(zip(runs, outcomes, strict=True)):
         info, did = await run.info(), done[number]
-        seen.add(outcome)
+        seen[outcome] += 1
         agrees(outcome, info, did)
         assert ("stop_refused" in await kinds(client, run.run_id)) == (outcome is StopOutcome.REFUSED)
-    assert StopOutcome.CANCELLED in seen
+    print(seen)
+    assert seen.keys() >= {StopOutcome.CANCELLED, StopOutcome.WILL_BE_UNDONE, StopOutcome.REFUSED}

@@ -196,6 +196,18 @@ async def test_a_run_that_becomes_pending_again_is_heard_of(store: MongoStore) -
         assert ear.count == 1
 
 
+async def test_a_stop_is_heard_of_by_its_runs_id_in_the_same_stream(store: MongoStore) -> None:
+    ear, stopped = Ear(), Ear()
+    running, parked = [await started_and_claimed(store) for _ in range(2)]
+    await store.runs.park(parked, wait=timedelta(hours=1))
+    async with listening(lambda ready: store.hints.on_due(["order"], ear.due, ready, stopped=stopped.rest)):
+        await ear.hears()
+        for run in (running, parked):
+            assert await store.interventions.ask_stop(run.run_id, by="shop", reason=b"why")
+            await stopped.hears()
+    assert stopped.heard == [running.run_id, parked.run_id]
+
+
 async def test_a_run_that_comes_to_rest_is_heard_of_by_its_id(store: MongoStore) -> None:
     ear = Ear()
     parked, settled, held = [await started_and_claimed(store) for _ in range(3)]

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -23,7 +22,7 @@ from sagas_store.errors import FenceLost
 from sagas_store.journal import Resealed
 from sagas_store.keys import KEYS_SPEC_NAME
 from sagas_store.resealing import ResealedField
-from sagas_store.runs import RunFilter, RunPosition, _Room
+from sagas_store.runs import RunFilter, RunPosition
 from sagas_store.schema import SCHEMA
 from sagas_store.states import HELD, OPEN, SETTLED, State
 from tests.store.making import LEASE, Commands, entry
@@ -41,9 +40,9 @@ NOW: Final = datetime(2026, 1, 2)
 
 ALL: Final = frozenset(State)
 LONG_AGO: Final = NOW.astimezone() - timedelta(days=50)
-ANY: Final = _Room(None, Counter())
 TURNS: Final = 2 * (20 + 2 * 500)
 """Two index keys for each tenant that has runs, none of which need be due, in both of the sagas."""
+SINCE: Final = NOW.astimezone() - timedelta(seconds=99)
 IDS: Final = [f"due-{number}" for number in range(64)]
 
 
@@ -147,10 +146,16 @@ def page(
 
 
 CASES: Final = [
-    Case("find_due", lambda store: store.runs._due_ids(DEFINITIONS, 50, ANY), 55 + TURNS),
-    Case("find_due", lambda store: store.runs._due_ids(DEFINITIONS[:1], 50, ANY), 55, "of one saga"),
-    Case("find_due", lambda store: store.runs._due_ids([("rare", 1), ("none", 1)], 50, ANY), 5, "when little is due"),
-    Case("find_due", lambda store: store.runs._due_ids([("order", 1)], 10_000, ANY), DUE + 5, "when few are due"),
+    Case("find_due", lambda store: store.runs._due(DEFINITIONS, 50), 55),
+    Case("find_due", lambda store: store.runs._due(DEFINITIONS[:1], 50), 55, "of one saga"),
+    Case("find_due", lambda store: store.runs._due([("rare", 1), ("none", 1)], 50), 5, "of which little is due"),
+    Case("find_due", lambda store: store.runs._due([("order", 1)], 10_000), DUE + 5, "when few are due"),
+    Case(
+        "find_due",
+        lambda store: store.runs._due(DEFINITIONS, 50, NOW.astimezone() - timedelta(seconds=99)),
+        55,
+        "since",
+    ),
     Case("find_in_turn", lambda store: store.runs._in_turn(DEFINITIONS, 20, []), TURNS),
     Case("find_in_turn", lambda store: store.runs._in_turn(DEFINITIONS, 20, ["tenant-aaa"]), TURNS, "but one"),
     Case("next_due", lambda store: store.runs.next_due_at(DEFINITIONS), 5),

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections import Counter
 from collections.abc import Awaitable, Callable
-from datetime import UTC, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 from pymongo.errors import InvalidOperation, OperationFailure
 
 from sagas_store import MongoStore
-from sagas_store.errors import FenceLost, IllegalTransition, RecordTooLarge, RunExists, StoreRefused
+from sagas_store.errors import FenceLost, IllegalTransition, RecordTooLarge, RunExists, StoreRefused, StoreUnavailable
 from sagas_store.runs import RunFilter, RunPosition, RunRecord, Runs
 from sagas_store.states import HELD, OPEN, SETTLED, TRANSITIONS, Phase, State, check_move
 from tests.conftest import DRIVERS
 from tests.store.making import (
     DEFINITIONS,
     LEASE,
+    Commands,
     ForgetfulNetwork,
     claim,
     client_of,
@@ -269,14 +271,16 @@ async def test_who_loses_all_candidates_to_another_looks_for_further_ones(store:
     runs = [new_run(store, due_in=-timedelta(seconds=60 - number)) for number in range(4)]
     await store.runs.insert_many(runs)
     thief = store.runs
-    due_ids = thief._due_ids
+    due = thief._due
 
     class Slow(Runs):
-        async def _due_ids(self, definitions: Any, limit: int, room: Any) -> tuple[list[str], bool]:
-            found, all_seen = await due_ids(definitions, limit, room)
-            if runs[0].run_id in found:  # between our look and our stamp another worker takes them
+        async def _due(self, definitions: Any, limit: int, since: datetime | None = None) -> list[dict[str, Any]]:
+            found = await due(definitions, limit, since)
+            if runs[0].run_id in {
+                one["_id"] for one in found
+            }:  # between our look and our stamp another worker takes them
                 await claim(store, token="thief", limit=2)
-            return found, all_seen
+            return found
 
     late = Slow(store.runs._collection, store.runs._patience)
     claimed = await late.claim_due(DEFINITIONS, token="late", worker="late", lease=LEASE, limit=2)
@@ -292,6 +296,95 @@ async def test_a_claim_survives_the_loss_of_any_of_its_replies(store: MongoStore
     assert {run.run_id for run in claimed} == {run.run_id for run in runs}
     assert {run.attempts for run in claimed} == {1}, "stamping again did not count a second attempt"
     assert not forgetful.to_lose
+
+
+async def test_a_busy_workers_next_look_goes_on_where_the_last_one_ended(
+    store: MongoStore, database: Any, driver: str, mongo_uri: str
+) -> None:
+    runs = [new_run(store, due_in=-timedelta(seconds=60 - number)) for number in range(5)]
+    await store.runs.insert_many(runs)
+    commands = Commands()
+    async with client_of(driver, mongo_uri, event_listeners=[commands]) as client:
+        watched = MongoStore(client[database.name]).runs
+        for number in range(3):
+            batch = await watched.claim_due(DEFINITIONS, token=f"t{number}", worker="w", lease=LEASE, limit=2)
+            assert [run.run_id for run in batch] == [run.run_id for run in runs[2 * number : 2 * number + 2]]
+        assert await watched.claim_due(DEFINITIONS, token="t", worker="w", lease=LEASE, limit=2) == []
+    looks = [find["filter"]["$or"][0]["due_at"] for find in commands.of("find") if "$or" in find["filter"]]
+    assert looks == [
+        {"$exists": True},
+        {"$gte": runs[1].due_at},
+        {"$gte": runs[3].due_at},  # finds one, which is less than was asked for, so ...
+        {"$exists": True},  # ... what may have become due before that is looked for
+        {"$exists": True},  # and an idle worker asks once
+    ]
+
+
+async def test_runs_that_are_due_at_one_moment_are_all_found(store: MongoStore) -> None:
+    first = new_run(store, due_in=-HOUR)
+    runs = [first, *(new_run(store, due_at=first.due_at) for _ in range(6))]
+    await store.runs.insert_many(runs)
+    claimed = [run for number in range(4) for run in await claim(store, token=f"token-{number}", limit=2)]
+    assert Counter(run.run_id for run in claimed) == Counter(run.run_id for run in runs)
+
+
+async def test_a_run_that_becomes_due_behind_the_looks_is_found_by_the_seventeenth_claim(store: MongoStore) -> None:
+    backlog = [new_run(store, due_in=-timedelta(seconds=60 - number)) for number in range(40)]
+    await store.runs.insert_many(backlog)
+    await claim(store, token="token-0", limit=2)
+    earlier = new_run(store, due_in=-HOUR)  # a start whose due time is in the past, or that was long on its way
+    await store.runs.insert(earlier)
+    for number in range(1, 18):
+        claimed = await claim(store, token=f"token-{number}", limit=2)
+        assert len(claimed) == 2
+        if earlier.run_id in {run.run_id for run in claimed}:
+            return
+    raise AssertionError("more was due than was taken each time, and it was never its turn")
+
+
+async def test_no_claim_comes_back_with_less_than_it_could_have_had(store: MongoStore, database: Any) -> None:
+    dice = random.Random(10248)
+    due: set[str] = set()
+    for turn in range(60):
+        runs = [new_run(store, due_in=-timedelta(seconds=dice.randrange(10_000))) for _ in range(dice.randrange(7))]
+        if runs:
+            await store.runs.insert_many(runs)
+        due |= {run.run_id for run in runs}
+        limit = dice.randrange(1, 6)
+        claimed = await claim(store, token=f"token-{turn}", limit=limit)
+        assert len(claimed) == min(limit, len(due)), turn
+        due -= {run.run_id for run in claimed}
+        if claimed and dice.random() < 0.3:  # handed back: due from now on
+            await store.runs.park(claimed[0], wait=timedelta(0))
+            due.add(claimed[0].run_id)
+        if dice.random() < 0.1:
+            due |= await lapsed(database)
+    while due:
+        due -= {run.run_id for run in await claim(store, token=f"last-{len(due)}", limit=5)}
+
+
+async def lapsed(database: Any) -> set[str]:
+    """Every lease is over since long ago; the runs."""
+    held = await database["sagas.runs"].find({"state": "running"}, {"_id": 1}).to_list(None)
+    await database["sagas.runs"].update_many(
+        {"state": "running"}, [{"$set": {"due_at": {"$subtract": ["$$NOW", 50_000_000]}}}]
+    )
+    return {found["_id"] for found in held}
+
+
+async def test_what_was_found_and_could_not_be_stamped_is_found_again(store: MongoStore) -> None:
+    runs = [new_run(store, due_in=-timedelta(seconds=60 - number)) for number in range(6)]
+    await store.runs.insert_many(runs)
+    await claim(store, token="token-0", limit=2)
+    stamp, store.runs._stamp = store.runs._stamp, away  # type: ignore[method-assign, assignment]
+    with pytest.raises(StoreUnavailable):
+        await claim(store, token="token-1", limit=2)
+    store.runs._stamp = stamp  # type: ignore[method-assign]
+    assert [run.run_id for run in await claim(store, token="token-2", limit=2)] == [runs[2].run_id, runs[3].run_id]
+
+
+async def away(*_: Any) -> list[RunRecord]:
+    raise StoreUnavailable("claim", "the primary is gone")
 
 
 async def test_a_claim_of_nothing_claims_nothing(store: MongoStore) -> None:

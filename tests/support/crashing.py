@@ -11,6 +11,9 @@ just after point n takes effect:
     drain       a drain has begun
     lose        the heartbeat learned that the lease is lost
     stop        a person presses Stop on the run; `stop, heard of`: and the worker is told; `stop, die`: and it dies
+    deadline    the run's deadline passes; `deadline, heard of`: and a timer of the worker's says so; `deadline, die`
+
+A process may have several plans, one after the other.
 
 No real time passes. Leases lapse and parked runs become due because `World.lapse` moves `due_at` back in the database
 and the world's clock forward.
@@ -31,13 +34,14 @@ from typing import Any, Final, TypeVar
 
 from pydantic import BaseModel
 
-from sagas import NonRetryable, Retryable, RetryPolicy, Saga, Step, StepDefinition, Worker, WorkerOptions
+from sagas import Client, NonRetryable, Retryable, RetryPolicy, Saga, Step, StepDefinition, Worker, WorkerOptions
 from sagas.clock import monotonic, new_token
 from sagas.decide import Activity
 from sagas.executor import Attempt, Executor
 from sagas.lease import Lease
 from sagas.limits import Limits
 from sagas.payload import dump_context, load_context
+from sagas.stopping import StopAnswer
 from sagas_store import MongoStore
 from sagas_store.drivers import Driver
 from sagas_store.entries import Entry
@@ -70,6 +74,19 @@ _TIMEOUT_S: Final = 0.02
 _LONG: Final = timedelta(hours=1)
 _IN_PLACE: Final = timedelta(milliseconds=1)
 
+
+_LAST: Final = frozenset({"interrupt", "drain", "lose", "suspend"})
+"""It was told to go, or has been frozen: that attempt was its last."""
+
+_TOLD: Final[dict[str, Callable[[Attempt], None]]] = {
+    "interrupt": Attempt.interrupt,
+    "drain": Attempt.drain,
+    "lose": Attempt.lose,
+    "stop, heard of": Attempt.notice_stop,
+    "deadline, heard of": Attempt._turn_back_soon,  # what its timer would do
+}
+
+_WEEKS: Final = timedelta(weeks=20)
 
 _numbers: Final = itertools.count(1)
 
@@ -111,6 +128,8 @@ class Part:
     transactional: bool = False
     tries: int = 3
     wait: timedelta = _IN_PLACE
+    grace: timedelta = timedelta(seconds=10)
+    """How long a stop leaves it to finish."""
 
     @property
     def timeout(self) -> float:
@@ -130,6 +149,8 @@ class Shape:
     name: str
     parts: tuple[Part, ...]
     ends: State
+    deadline: bool = False
+    """It has one, in some weeks. It passes only where a plan says so."""
 
     def __str__(self) -> str:
         return self.name
@@ -158,6 +179,7 @@ class Server:
         self.store = store
         self.runs = database["sagas.runs"]
         self.effects = database[EFFECTS]
+        self.client = Client(store)
         self.threads = ThreadPoolExecutor(2)
         self._read_at = monotonic()
         self._server_time: datetime | None = None
@@ -181,17 +203,18 @@ class Server:
 
 
 class Process:
-    """One worker process with a plan."""
+    """One worker process with its plans."""
 
     def __init__(
-        self, world: World, name: str, plan: Plan | None = None, *, patience: timedelta = timedelta(seconds=30)
+        self, world: World, name: str, *plans: Plan | None, patience: timedelta = timedelta(seconds=30)
     ) -> None:
         self.world = world
         self.name = name
-        self.plan = plan
+        self.plans = [plan for plan in plans if plan is not None]
+        self.met: list[Plan] = []
+        """The plans that have come about."""
         self.trail: list[str] = []
         """The points reached so far, by name."""
-        self.reached = False
         self.dead = False
         self.suspended = asyncio.Event()
         self.resumed = asyncio.Event()
@@ -207,12 +230,18 @@ class Process:
             worker=name,
             resources=self,
             threads=world.server.threads,
+            thread_count=2,
             limits=Limits(),
             park_after=timedelta(seconds=2),
             monotonic=monotonic,
         )
         self.attempt: Attempt | None = None
         self.last_token: str | None = None
+
+    @property
+    def reached(self) -> bool:
+        """Whether everything planned for it has come about."""
+        return bool(self.plans) and len(self.met) == len(self.plans)
 
     def monotonic(self) -> float:
         """What it keeps its leases by. That the world skips some hours is not seen here, until it is told."""
@@ -224,20 +253,24 @@ class Process:
             raise Died(name)
         self.trail.append(name)
         here = len(self.trail)
-        if self.plan is not None and self.plan.at == here and not self.plan.after:
-            await self._meet(self.plan.fate)
+        await self._meet(here, after=False)
         done = await call()
-        if self.plan is not None and self.plan.at == here and self.plan.after:
-            await self._meet(self.plan.fate)
+        await self._meet(here, after=True)
         return done
 
-    async def _meet(self, fate: str) -> None:
-        self.reached = True
-        if fate.startswith("stop"):
-            await self.world.press_stop()
-            if fate == "stop, heard of" and self.attempt is not None:
-                self.attempt.notice_stop()
-        if fate in ("die", "stop, die"):
+    async def _meet(self, here: int, *, after: bool) -> None:
+        for plan in self.plans:
+            if (plan.at, plan.after) == (here, after):
+                self.met.append(plan)
+                await self._suffer(plan.fate)
+
+    async def _suffer(self, fate: str) -> None:
+        with self._time_standing_still():
+            if fate.startswith("stop"):
+                await self.world.press_stop()
+            if fate.startswith("deadline"):
+                await self.world.pass_deadline()
+        if fate.endswith("die"):
             self.dead = True
             raise Died(self.name)
         if fate == "suspend":
@@ -247,12 +280,21 @@ class Process:
             except asyncio.CancelledError:  # a timeout of its own; a stopped process hears of that once it goes on
                 await self.resumed.wait()
                 raise
-        elif self.attempt is not None and fate == "interrupt":
-            self.attempt.interrupt()
-        elif self.attempt is not None and fate == "drain":
-            self.attempt.drain()
-        elif self.attempt is not None and fate == "lose":
-            self.attempt.lose()
+        elif self.attempt is not None and fate in _TOLD:
+            _TOLD[fate](self.attempt)
+
+    @contextlib.contextmanager
+    def _time_standing_still(self) -> Iterator[None]:
+        """What others do meanwhile takes nothing of the timeout of the step in hand: no chance in what it meets."""
+        scope, loop = self.attempt._scope if self.attempt is not None else None, asyncio.get_running_loop()
+        ends_at = scope.when() if scope is not None and not scope.expired() else None
+        if scope is None or ends_at is None:
+            yield
+            return
+        left_s = ends_at - loop.time()
+        scope.reschedule(None)
+        yield
+        scope.reschedule(loop.time() + left_s)
 
     async def work_once(self) -> State | None:
         """Claim a run that is due, drive it, and return the state it was left in; None when nothing was due."""
@@ -281,8 +323,7 @@ class Process:
                 state = await self.work_once()
                 if state is None or state not in OPEN:
                     return state
-                if self.reached and self.plan is not None and not self.plan.fate.startswith("stop"):
-                    # It was told to go, or has been frozen: this was its last attempt.
+                if any(plan.fate in _LAST for plan in self.met):
                     return state
                 await self.world.lapse()
             raise AssertionError(f"{self.name} did not bring the run to rest in 20 attempts")
@@ -320,10 +361,9 @@ class _Trips:
             self._process.seq = document["_id"]["seq"]
         return done
 
-    async def update_one(self, *arguments: Any) -> Any:
-        return await self._process.point(
-            f"{self._name} update", functools.partial(self._collection.update_one, *arguments)
-        )
+    async def update_one(self, filter_: Any, update: Any, **more: Any) -> Any:
+        trip = functools.partial(self._collection.update_one, filter_, update, **more)
+        return await self._process.point(f"{self._name} update{_what_for(update)}", trip)
 
     async def update_many(self, *arguments: Any) -> Any:
         return await self._process.point(
@@ -337,6 +377,21 @@ class _Trips:
 
     def find(self, *arguments: Any, **more: Any) -> _Trip:
         return _Trip(self._process, f"{self._name} find", self._collection.find(*arguments, **more))
+
+
+def _what_for(update: Any) -> str:
+    """What a holder's move is for, told by the field that only it writes."""
+    fields = update[0]["$set"]
+    return next((f": {word}" for name, word in _WRITES.items() if name in fields), "")
+
+
+_WRITES: Final = {
+    "gate_passed_at": "pass the gate",
+    "settled_at": "settle",
+    "held": "hold",
+    "due_at": "park",
+    "phase": "show rolling back",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -384,6 +439,8 @@ def _wired(process: Process, patience: timedelta) -> MongoStore:
     store.clock.observe(world.now())
     store.runs._collection = _Trips(process, "runs", store.runs._collection)  # type: ignore[assignment]
     store.journal._collection = _Trips(process, "journal", store.journal._collection)  # type: ignore[assignment]
+    store.interventions._collection = store.runs._collection
+    store._ready = True  # the server is known; to ask it again is no part of the story
     store._driver = _Sessions(process, store._driver)  # type: ignore[assignment]
     return store
 
@@ -405,6 +462,8 @@ class World:
     """Keys whose effect happened."""
     closed: set[str] = field(default_factory=set)
     """Keys that were compensated: what arrives under them later has no effect."""
+    answers: list[StopAnswer] = field(default_factory=list)
+    """What whoever pressed Stop was told."""
     _ahead_s: float = 0.0
     _calls: Counter[tuple[Activity, str]] = field(default_factory=Counter)
     processes: list[Process] = field(default_factory=list)
@@ -434,11 +493,12 @@ class World:
                 input=dump_context(Order, Order())[0],
                 created_at=created_at,
                 due_at=created_at,
+                deadline=created_at + _WEEKS if self.shape.deadline else None,
             )
         )
 
-    def process(self, plan: Plan | None = None, **more: Any) -> Process:
-        process = Process(self, f"worker-{len(self.processes) + 1}", plan, **more)
+    def process(self, *plans: Plan | None, **more: Any) -> Process:
+        process = Process(self, f"worker-{len(self.processes) + 1}", *plans, **more)
         self.processes.append(process)
         return process
 
@@ -451,12 +511,20 @@ class World:
         )
 
     async def press_stop(self) -> None:
-        await self.server.store.interventions.ask_stop(self.name, by="the test", reason=b"")
+        self.answers.append(await self.server.client.stop(self.name, by="the test", reason="chance"))
 
-    async def finish(self, **more: Any) -> Process:
+    async def pass_deadline(self) -> None:
+        """By the world's clock and by the server's, which cannot be turned: there the deadline comes to meet it."""
+        self._ahead_s += 2 * _WEEKS.total_seconds()
+        await self.server.runs.update_one(
+            {"_id": self.name, "deadline": {"$exists": True}},
+            [{"$set": {"deadline": {"$dateSubtract": {"startDate": "$$NOW", "unit": "second", "amount": 1}}}}],
+        )
+
+    async def finish(self, *plans: Plan | None, **more: Any) -> Process:
         """Another worker takes over and goes on until the run is at rest."""
         await self.lapse()
-        process = self.process(**more)
+        process = self.process(*plans, **more)
         await process.work()
         return process
 
@@ -476,7 +544,7 @@ class World:
         written = {effect["call"] async for effect in self.server.effects.find({"run": self.name})}
         for call in self.ledger:
             call.applied = call.applied or call.order in written
-        check(self.saga, run, journal, self.ledger, at_rest=at_rest, suspended=suspended)
+        check(self.saga, run, journal, self.ledger, self.answers, at_rest=at_rest, suspended=suspended)
         if ends:
             assert run.state is self.shape.ends, f"{self.name} ended as {run.state}, not {self.shape.ends}"
         if run.state is State.COMPLETED:
@@ -516,7 +584,9 @@ class World:
         if part.pivot:
             step = saga.pivot(**kwargs)(forward)
         else:
-            step = saga.step(**kwargs, no_compensation=part.undo is None and not after_pivot)(forward)
+            step = saga.step(**kwargs, stop_grace=part.grace, no_compensation=part.undo is None and not after_pivot)(
+                forward
+            )
         if part.undo is not None and not part.pivot and not after_pivot:
             step.compensation(retry=retry, timeout=part.undo_timeout)(undo)
         if part.probe is not None:

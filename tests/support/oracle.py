@@ -1,11 +1,12 @@
 """The invariants of a run, in one place: every test that kills something asks this module whether the outcome is right.
 
-    check(saga, run, journal, ledger)        raises InvariantBroken with every broken promise, in plain sentences
+    check(saga, run, journal, ledger, answers)        raises InvariantBroken with every broken promise, in words
 
 It is given the definition, the run document, its journal and the *ledger*: what the participants saw. A ledger has one
 `Call` for each time that a step, a compensation or a probe was called, with the idempotency key it was given, and says
-of each whether that call had its effect. The oracle never asks the library what it thinks: it folds nothing and decides
-nothing, it compares what was promised with what stands in the database and with what happened outside.
+of each whether that call had its effect. `answers` is what people who pressed Stop were told. The oracle never asks the
+library what it thinks: it folds nothing and decides nothing, it compares what was promised with what stands in the
+database and with what happened outside.
 
 Participants are as the documentation asks them to be: a repeated key has the effect once, a compensation tolerates that
 there is nothing to undo, and a request that arrives after its own compensation has no effect any more.
@@ -22,8 +23,9 @@ from typing import Any, Final
 
 from sagas.decide import Activity
 from sagas.definition import Saga, StepDefinition, StepKind
-from sagas_store.entries import Entry, Kind
-from sagas_store.runs import RunRecord
+from sagas.stopping import StopAnswer, StopOutcome
+from sagas_store.entries import Cause, Entry, Kind
+from sagas_store.runs import RunRecord, Stop
 from sagas_store.states import HELD, OPEN, SETTLED, Decision, Phase, State
 
 __all__ = ["Call", "InvariantBroken", "Oracle", "check", "faults"]
@@ -47,6 +49,12 @@ _COUNTED: Final = {  # failed tries, which the policy bounds
 }
 
 
+_ENDS_AS: Final = {
+    Cause.STEP_FAILED: State.COMPENSATED,
+    Cause.STOP: State.CANCELLED,
+    Cause.DEADLINE: State.TIMED_OUT,
+    None: None,
+}
 _BY_PERSONS: Final = {Kind.RESUMED, Kind.VERDICT, Kind.RETRIED_NOW}
 _SPENT: Final = {Kind.STEP_FAILED, Kind.COMPENSATION_FAILED}
 _FINAL: Final = {*_SPENT, Kind.COMPENSATION_SUCCEEDED}
@@ -81,6 +89,7 @@ def check(
     run: RunRecord,
     journal: Sequence[Entry],
     ledger: Sequence[Call],
+    answers: Sequence[StopAnswer] = (),
     *,
     at_rest: bool = True,
     suspended: bool = False,
@@ -91,7 +100,7 @@ def check(
     have been frozen and thawed, so that a call it was about to make came after it had lost the run; it must then have
     had no effect of its own, and no entry.
     """
-    if broken := faults(saga, run, journal, ledger, at_rest=at_rest, suspended=suspended):
+    if broken := faults(saga, run, journal, ledger, answers, at_rest=at_rest, suspended=suspended):
         story = "\n".join(_story(run, journal, ledger))
         raise InvariantBroken(f"run {run.run_id} ({saga.name}):\n- " + "\n- ".join(broken) + f"\n{story}")
 
@@ -101,12 +110,15 @@ def faults(
     run: RunRecord,
     journal: Sequence[Entry],
     ledger: Sequence[Call],
+    answers: Sequence[StopAnswer] = (),
     *,
     at_rest: bool = True,
     suspended: bool = False,
 ) -> list[str]:
     """Every broken promise, one sentence each; empty when all is well."""
-    return Oracle(saga, run, list(journal), sorted(ledger, key=lambda call: call.order), suspended).faults(at_rest)
+    calls = sorted(ledger, key=lambda call: call.order)
+    oracle = Oracle(saga, run, list(journal), calls, suspended)
+    return [*oracle.faults(at_rest), *itertools.chain.from_iterable(map(oracle.answered, answers))]
 
 
 class Oracle:
@@ -151,6 +163,7 @@ class Oracle:
             self.failed_end(),
             self.completed_end(),
             self.held_ends(),
+            self.deadlines(),
             self.stops(),
         ]
         return list(itertools.chain.from_iterable(parts))
@@ -355,12 +368,12 @@ class Oracle:
                 if self._is_before(call, self.rollback):
                     yield f"{call} was made before the rollback was journaled."
         for what, order in (
-            ("called", [call.step for call in calls]),
-            ("journaled", [str(entry.step) for entry in entries]),
+            ("called", [(self._round(call.attempt), call.step) for call in calls]),
+            ("journaled", [(self._round(entry.attempt), str(entry.step)) for entry in entries]),
         ):
-            places = [self.place[name] for name, _ in itertools.groupby(order)]
-            if any(after >= before for before, after in itertools.pairwise(places)) and not self.suspended:
-                yield f"Compensations were {what} as {order}, not newest first."
+            places = [(turn, -self.place[name]) for (turn, name), _ in itertools.groupby(order)]
+            if any(after <= before for before, after in itertools.pairwise(places)) and not self.suspended:
+                yield f"Compensations were {what} as {[name for _, name in order]}, not newest first."
         for call in calls:
             if self.steps[call.step].undo is None:
                 yield f"{call} was made, and the definition has no such compensation."
@@ -378,6 +391,8 @@ class Oracle:
         for name, step in self.steps.items():
             if step.undo is not None and name in self.successes and name not in self.undone:
                 yield f"The run is {state}, {name} succeeded and its compensation is not journaled."
+        if self.rollback is not None and state is not _ENDS_AS[self.rollback.cause]:
+            yield f"The run is {state} and turned back because of {self.rollback.cause}."
 
     def failed_end(self) -> Iterator[str]:
         """Failed is a plain durable function that raised for good: nothing turned back, as nothing can be undone."""
@@ -413,6 +428,23 @@ class Oracle:
         if left := [name for name in self._owed() if name not in failed]:
             yield f"A failed compensation kept {', '.join(left)} from being undone."
 
+    def deadlines(self) -> Iterator[str]:
+        """Time turns a run back before its gate, never after it."""
+        if self.rollback is not None and self.rollback.cause is Cause.DEADLINE:
+            if self.run.deadline is None:
+                yield "The run turned back because of a deadline that it does not have."
+            if self.run.gate_passed_at is not None:
+                yield "The run had passed its gate and turned back because of its deadline."
+
+    def answered(self, told: StopAnswer) -> Iterator[str]:
+        """What one person was told when pressing Stop."""
+        stop, state = self.run.stop, self.run.state
+        if told.outcome is StopOutcome.ALREADY_SETTLED:
+            if stop is not None or told.state is not state or state not in SETTLED:
+                yield f"The answer was that it had ended as {told.state}; it is {state}, its stop {stop}."
+        elif stop is None or (told.outcome, told.by, told.asked_at) != (str(stop.decision), stop.by, stop.asked_at):
+            yield f"The answer was {told.outcome}, asked at {told.asked_at}; the run has {stop}."
+
     def stops(self) -> Iterator[str]:
         """What was answered at the moment of pressing Stop is what happens."""
         noted = [entry for entry in self.journal if entry.kind is Kind.STOP_REFUSED]
@@ -424,19 +456,31 @@ class Oracle:
                 yield "The run is cancelled and nobody asked for it."
             return
         if stop.decision is Decision.REFUSED:
-            if state is State.CANCELLED:
-                yield "The stop was refused and the run is cancelled."
-            # A held run has no holder who could note it: whoever drives it next does.
-            while_held = self.run.held is not None and state in HELD and self.run.held.since <= stop.asked_at
-            if not noted and state in HELD | SETTLED and not while_held:
-                yield "The stop was refused, the run is at rest, and its journal does not say so."
+            yield from self.refused(stop, noted=bool(noted))
             return
         if state in (State.COMPLETED, State.FORWARD_INCOMPLETE, State.IN_DOUBT, State.FAILED):
             yield f"The stop was answered with {stop.decision} and the run is {state}."
+        if stop.decision is Decision.CANCELLED and (self.ledger or self.journal):
+            yield "The stop was answered with cancelled, nothing had run, and something ran."
         if self.pivot is not None and self._applied(Activity.STEP, self.pivot):
             yield f"The stop was answered with {stop.decision} and the pivot {self.pivot} had its effect."
 
+    def refused(self, stop: Stop, *, noted: bool) -> Iterator[str]:
+        state = self.run.state
+        if state is State.CANCELLED:
+            yield "The stop was refused and the run is cancelled."
+        if self.rollback is not None and self.rollback.step != self.pivot:
+            yield f"The stop was refused and the run turned back, not because its pivot failed: {self.rollback}."
+        # A held run has no holder who could note it: whoever drives it next does.
+        while_held = self.run.held is not None and state in HELD and self.run.held.since <= stop.asked_at
+        if not noted and state in HELD | SETTLED and not while_held:
+            yield "The stop was refused, the run is at rest, and its journal does not say so."
+
     # ---------------------------------------------------------------- small questions
+
+    def _round(self, attempt: int) -> int:
+        """How often the run had been resumed before that attempt: what is left then begins from the newest again."""
+        return sum(entry.kind is Kind.RESUMED and entry.attempt < attempt for entry in self.journal)
 
     def _applied(self, activity: Activity, step: str) -> Call | None:
         return next(

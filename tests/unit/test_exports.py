@@ -70,6 +70,8 @@ PUBLIC = [
     "StoreRefused",
     "StoreUnavailable",
     "Tampered",
+    "TenantDatabases",
+    "TenantWorker",
     "Undo",
     "Unreadable",
     "UnsafeServer",

@@ -13,7 +13,8 @@
     network.py    the way to them, where requests and answers get lost
     shop.py       the participants together: what a step gets as `step.resources`
     worker.py     a worker process: `python -m sagas worker order_fulfilment.worker:make_worker`
-    audit.py      the ledgers against the runs
+    stops.py      people who press Stop on some of the orders
+    audit.py      the ledgers against the runs; answers.py: the answers to stops against what became of them
     demo.py  workers.py  report.py    scripts/demo
 
 README.md beside this file has the rules by which orders fail, and what the demo's numbers mean.

@@ -5,18 +5,21 @@ and, where a run is not at its end, which there may be. The ledgers say what the
 
     doubles    effects that were had more often than they are owed
     missing    effects that are owed and not there: a shipment, but also the undoing of what an undone run left behind
+
+And each answer that somebody got who pressed Stop is held against what became of the run (answers.py).
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final
 
-from sagas import HELD, OPEN, JournalLine, RunInfo, State
+from sagas import HELD, OPEN, JournalLine, RunInfo, State, StopAnswer, StopOutcome
 
+from .answers import untrue
 from .network import QUESTION, Request
 from .orders import Order, order_key
 from .shop import Shop
@@ -34,6 +37,7 @@ class Question(StrEnum):
     SHIPPED = "Each charge has its shipment, or its run is held"
     UNDONE = "Each undone order left no effect"
     ONCE = "Nothing was done twice"
+    ANSWERED = "Each answer to a stop came true"
 
 
 @dataclass(frozen=True)
@@ -65,13 +69,15 @@ class Audit:
     findings: list[Finding]
     runs: Counter[State]
     unfinished: list[str]
-    """Orders whose run is still open, or is not there at all."""
+    """Orders whose run is still open, or is not there at all, or whose stop is not answered."""
     steps_run: int
     """Outcomes of steps and compensations in the journals."""
     steps_replayed: int
     """Executions beyond those: repeated after an outage, or because a worker died before the outcome was journaled."""
     cut_off: int
     """Requests whose caller died waiting for the answer."""
+    stops: Counter[StopOutcome]
+    """What was answered to those who pressed Stop."""
 
     @property
     def doubles(self) -> int:
@@ -93,6 +99,15 @@ class Audit:
     def compensated(self) -> int:
         return self.runs[State.COMPENSATED]
 
+    @property
+    def cancelled(self) -> int:
+        return self.runs[State.CANCELLED]
+
+    @property
+    def untrue_answers(self) -> int:
+        """Contradictions between an answer and what became of its run."""
+        return sum(finding.question is Question.ANSWERED for finding in self.findings)
+
 
 async def read_ledgers(shop: Shop) -> Ledgers:
     """Everything that the participants have on record."""
@@ -111,11 +126,19 @@ def audit(
     runs: Iterable[RunInfo],
     journals: Mapping[str, Sequence[JournalLine]],
     ledgers: Ledgers,
+    answers: Mapping[int, StopAnswer],
+    *,
+    unanswered: Collection[int] = (),
 ) -> Audit:
-    """Compare what is with what ought to be. `journals` is by run id."""
+    """Compare what is with what ought to be.
+
+    `journals` is by run id, `answers` (to stops) by order number; of the orders in `unanswered` nobody knows what their
+    stop came to.
+    """
     by_number = {order.number: order for order in orders}
     by_key = {run.key: run for run in runs}
     effects = _Effects(ledgers)
+    requested = Counter(request.order for request in ledgers.requests)
     findings = [*_stock(ledgers, effects)]
     unfinished = []
     for order in by_number.values():
@@ -124,6 +147,17 @@ def audit(
             unfinished.append(f"order {order.number}" + (f": run {run.run_id} is {run.state}" if run else ": no run"))
         if run is not None:
             findings += _order(order, run, _Journal(journals[run.run_id]), effects)
+        if order.number in unanswered:
+            unfinished.append(f"order {order.number}: its stop is not answered")
+        elif run is not None:
+            contradictions = untrue(
+                answers.get(order.number),
+                run,
+                journals[run.run_id],
+                effects=effects.kinds(order.number),
+                requests=requested[order.number],
+            )
+            findings += (Finding(Question.ANSWERED, f"{_who(order, run)}: {text}") for text in contradictions)
     for number in sorted(effects.orders() - by_number.keys()):
         findings.append(Finding(Question.ONCE, f"order {number}: nobody ordered it, and it has effects", doubles=1))
     asked = [request for request in ledgers.requests if request.verb != QUESTION]
@@ -134,6 +168,7 @@ def audit(
         steps_run=sum(_Journal(journal).outcomes for journal in journals.values()),
         steps_replayed=sum(request.count - 1 for request in asked),
         cut_off=sum(len(request.unanswered) for request in ledgers.requests),
+        stops=Counter(answer.outcome for answer in answers.values()),
     )
 
 
@@ -149,6 +184,12 @@ _EFFECTS: Final = {
 """Which effect each step has."""
 
 
+_COMPENSATED: Final = frozenset({"reserve_stock", "authorise_payment"})
+"""The steps that have a compensation."""
+
+_UNDONE: Final = frozenset({State.COMPENSATED, State.CANCELLED, State.TIMED_OUT})
+"""A run that says so of itself owes nothing, and has nothing."""
+
 _OTHER_OUTCOMES: Final = ("step_failed", "compensation_succeeded", "compensation_failed")
 
 
@@ -156,13 +197,13 @@ class _Journal:
     """What a run's journal proves about its effects."""
 
     def __init__(self, lines: Sequence[JournalLine]) -> None:
-        self.done = {line.step for line in lines if _succeeded(line)}
-        self.undone = {line.step for line in lines if line.kind == "compensation_succeeded"}
+        self.done = {line.step or "" for line in lines if _succeeded(line)}
+        self.undone = {line.step or "" for line in lines if line.kind == "compensation_succeeded"}
         self.outcomes = sum(_succeeded(line) or line.kind in _OTHER_OUTCOMES for line in lines)
 
     def owed(self, step: str, state: State) -> tuple[int, int]:
         """How many effects of this step there must be at least, and may be at most."""
-        if step in self.undone:
+        if step in self.undone or state in _UNDONE:
             return 0, 0
         if step in self.done:
             return 1, 1
@@ -178,9 +219,12 @@ def _succeeded(line: JournalLine) -> bool:
 
 
 def _order(order: Order, run: RunInfo, journal: _Journal, effects: _Effects) -> Iterator[Finding]:
-    who = f"order {order.number} ({run.state}, run {run.run_id})"
+    who = _who(order, run)
     if run.state is State.COMPLETED and (gaps := _EFFECTS.keys() - journal.done):
         yield Finding(Question.COMPLETE, f"{who}: its journal lacks {', '.join(sorted(gaps))}", missing=len(gaps))
+    if run.state in _UNDONE and (left := (journal.done & _COMPENSATED) - journal.undone):
+        text = f"{who}: its journal lacks the undoing of {', '.join(sorted(left))}"
+        yield Finding(Question.UNDONE, text, missing=len(left))
     for step, effect in _EFFECTS.items():
         there = effects.of(order.number, effect)
         least, most = journal.owed(step, run.state)
@@ -193,6 +237,10 @@ def _order(order: Order, run: RunInfo, journal: _Journal, effects: _Effects) -> 
             yield Finding(question, f"{who}: its {effect} is missing", missing=1)
         for entry in there:
             yield from _extent(order, who, effect, entry)
+
+
+def _who(order: Order, run: RunInfo) -> str:
+    return f"order {order.number} ({run.state}, run {run.run_id})"
 
 
 def _extent(order: Order, who: str, effect: str, entry: Entry) -> Iterator[Finding]:
@@ -236,6 +284,10 @@ class _Effects:
 
     def of(self, order: int, effect: str) -> list[Entry]:
         return self._by_order.get((order, effect), [])
+
+    def kinds(self, order: int) -> list[str]:
+        """Which effects of an order stand."""
+        return [effect for effect in _EFFECTS.values() if self.of(order, effect)]
 
     def orders(self) -> set[int]:
         return {order for order, _ in self._by_order}

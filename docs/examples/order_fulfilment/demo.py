@@ -1,4 +1,5 @@
-"""The demo: some hundred orders through worker processes that get killed in the middle, and an audit of what is left.
+"""The demo: some hundred orders through worker processes that get killed in the middle, while people press Stop on some
+of the orders, and an audit of what is left.
 
 scripts/demo                                                     made-up orders
 scripts/demo --orders o.csv --order-lines l.csv --products p.csv   orders in the Northwind layout
@@ -10,6 +11,7 @@ import argparse
 import asyncio
 import contextlib
 import json
+import math
 import os
 import random
 import secrets
@@ -18,7 +20,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -36,6 +38,7 @@ from sagas import (
     RunRolledBack,
     SagaError,
     Start,
+    State,
 )
 from sagas_store.embedded import EmbeddedError, EmbeddedMongo, mongodb
 
@@ -44,6 +47,7 @@ from .orders import BadFile, Book, Order, built_in_orders, order_key, read_order
 from .report import Progress, Report
 from .saga import fulfil_order
 from .shop import Shop
+from .stops import Stops, wishes
 from .worker import shop_database
 from .workers import Fleet, WorkerDied, WorkerProcess
 
@@ -51,6 +55,7 @@ LEASE_S: Final = 3
 CONCURRENCY: Final = 16
 OUTAGE_PERCENT: Final = 6
 DELAY_MS: Final = 20
+STOP_RATE: Final = 0.05
 STALLED_S: Final = 90
 """No order came to an end for so long: more than a lapsed lease and an open transaction explain."""
 GIVE_UP_S: Final = 300
@@ -74,13 +79,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return USAGE
     print(
         f"{len(book.orders)} orders, five steps each, go through {options.workers} worker processes. {options.kills} "
-        "times one of them\nis killed (SIGKILL) in the middle of a step. At the end the shop's ledgers must\n"
-        f"agree with the runs: nothing lost, doubled or half undone. Seed: {seed}.",
+        "times one of them\nis killed (SIGKILL) in the middle of a step, and on some of the orders "
+        f"({options.stop_rate:.0%}) somebody presses\nStop. At the end the shop's ledgers must agree with the runs and "
+        f"with what was answered:\nnothing lost, doubled or half undone. Seed: {seed}.",
         file=sys.stderr,
     )
     try:
         with _database() as (uri, database), tempfile.TemporaryDirectory(prefix="sagas-demo-") as folder:
-            demo = Demo(book, uri, database, Path(folder), seed=seed, workers=options.workers, kills=options.kills)
+            demo = Demo(
+                book,
+                uri,
+                database,
+                Path(folder),
+                seed=seed,
+                workers=options.workers,
+                kills=options.kills,
+                stops=Stops(wishes(book.orders, rate=options.stop_rate, seed=seed)),
+            )
             result = asyncio.run(demo.run())
     except EmbeddedError as error:
         print(f"demo: {error}", file=sys.stderr)
@@ -131,7 +146,10 @@ class Demo:
     seed: int
     workers: int
     kills: int
+    stops: Stops
     kills_done: int = 0
+    at_rest: set[int] = field(default_factory=set)
+    """Orders whose runs have come to rest."""
     outcomes: Counter[str] = field(default_factory=Counter)
     reasons: Counter[str] = field(default_factory=Counter)
     """Why orders were undone."""
@@ -165,33 +183,50 @@ class Demo:
         with Fleet(self.workers, folder=self.folder, environment=environment) as fleet:
             runs = await client.start_many(fulfil_order, [Start(order, order_key(order)) for order in self.book.orders])
             progress = Progress(len(runs))
-            waiting = {asyncio.create_task(self._outcome(run)) for run in runs}
+            by_order = {order.number: run for order, run in zip(self.book.orders, runs, strict=True)}
+            waiting = {asyncio.create_task(self._outcome(number, run)) for number, run in by_order.items()}
             killing = asyncio.create_task(self._kill_now_and_then(fleet, shop, progress))
+            stopping = asyncio.create_task(self._press_stop(by_order))
             try:
-                await self._watch(waiting, killing, fleet, progress)
+                await self._watch({*waiting, stopping}, killing, fleet, progress)
             finally:
-                ending = {killing, *waiting}
+                ending = {killing, stopping, *waiting}
                 while ending:  # again, should a driver have lost the first cancellation
                     for task in ending:
                         task.cancel()
                     _, ending = await asyncio.wait(ending, timeout=1)
 
-    async def _outcome(self, run: Run[Order]) -> None:
+    async def _press_stop(self, runs: Mapping[int, Run[Order]]) -> None:
+        """Press Stop, over connections of its own: on ours it would queue behind all who wait for their results."""
+        connection: AsyncMongoClient[Any] = AsyncMongoClient(self.uri)
+        async with connection as client, Client(MongoStore(client[self.database])) as theirs:
+            handles = {number: theirs.run(fulfil_order, run_id=run.run_id) for number, run in runs.items()}
+            network = Shop.on(client[shop_database(self.database)], caller="the customers").network
+            await self.stops.press(handles, network, self.at_rest)
+
+    async def _outcome(self, number: int, run: Run[Order]) -> None:
         """Wait for the end of one run and count how it ended."""
         try:
             await run.result()
         except RunRolledBack as undone:
-            self.outcomes["undone"] += 1
-            self.reasons[_REASONS.get(undone.step or "", "for another reason")] += 1
+            if undone.state is State.CANCELLED:
+                self.outcomes["cancelled"] += 1
+            else:
+                self.outcomes["undone"] += 1
+                self.reasons[_REASONS.get(undone.step or "", "for another reason")] += 1
         except RunDidNotComplete as other:
             self.outcomes["held" if other.state in HELD else str(other.state)] += 1
         else:
             self.outcomes["completed"] += 1
+        self.at_rest.add(number)
 
     async def _watch(
         self, waiting: set[asyncio.Task[None]], killing: asyncio.Task[None], fleet: Fleet, progress: Progress
     ) -> None:
-        """Show the progress until all runs are at rest or time is up. Raises what went wrong meanwhile."""
+        """Show the progress until all runs are at rest and all stops answered, or time is up.
+
+        Raises what went wrong meanwhile.
+        """
         began_at = moved_at = time.monotonic()
         pending = waiting
         while pending and (now := time.monotonic()) < min(began_at + GIVE_UP_S, moved_at + STALLED_S):
@@ -200,8 +235,8 @@ class Demo:
             for task in (*done, *([killing] if killing.done() else ())):
                 task.result()
             fleet.check()
-            progress.show(self.outcomes, kills=self.kills_done)
-        progress.show(self.outcomes, kills=self.kills_done, last=True)
+            progress.show(self.outcomes, kills=self.kills_done, stops=len(self.stops.answers))
+        progress.show(self.outcomes, kills=self.kills_done, stops=len(self.stops.answers), last=True)
 
     # ---------------------------------------------------------------- killing
 
@@ -240,7 +275,14 @@ class Demo:
 
         journals = await asyncio.gather(*(journal(run) for run in runs))
         by_run = {run.run_id: lines for run, lines in zip(runs, journals, strict=True)}
-        return audit(self.book.orders, runs, by_run, await read_ledgers(shop))
+        return audit(
+            self.book.orders,
+            runs,
+            by_run,
+            await read_ledgers(shop),
+            self.stops.answers,
+            unanswered=self.stops.unanswered,
+        )
 
 
 async def _all_runs(client: Client) -> list[RunInfo]:
@@ -266,8 +308,9 @@ _REASONS: Final = {
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="scripts/demo",
-        description="Runs orders through worker processes, kills some of them in the middle of a step, and audits the "
-        "shop's ledgers afterwards. Exit code 0: nothing was lost, doubled or half undone.",
+        description="Runs orders through worker processes, kills some of them in the middle of a step, presses Stop on "
+        "some of the orders, and audits the shop's ledgers and the answers afterwards. Exit code 0: nothing was lost, "
+        "doubled or half undone, and each answer came true.",
     )
     parser.add_argument("--orders", type=Path, metavar="CSV", help="orders in the Northwind layout")
     parser.add_argument("--order-lines", type=Path, metavar="CSV", help="their lines")
@@ -275,7 +318,16 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--orders-count", type=_positive, default=300, help="how many made-up orders; default: 300")
     parser.add_argument("--workers", type=_positive, default=3, help="worker processes; default: 3")
     parser.add_argument("--kills", type=_not_negative, default=4, help="how many of them get SIGKILL; default: 4")
-    parser.add_argument("--seed", type=int, help="of the orders, the outages and the choice of victims; default: any")
+    parser.add_argument(
+        "--stop-rate",
+        type=_share,
+        default=STOP_RATE,
+        metavar="R",
+        help=f"the share of the orders on which somebody presses Stop, from 0 to 1; default: {STOP_RATE}",
+    )
+    parser.add_argument(
+        "--seed", type=int, help="of the orders, the outages, the choice of victims and the stops; default: any"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of the table")
     return parser
 
@@ -290,6 +342,16 @@ def _not_negative(text: str) -> int:
     if (number := int(text)) < 0:
         raise argparse.ArgumentTypeError("must not be negative")
     return number
+
+
+def _share(text: str) -> float:
+    try:
+        share = float(text)
+    except ValueError:
+        share = math.nan
+    if not 0 <= share <= 1:  # NaN is neither
+        raise argparse.ArgumentTypeError("must be a number from 0 to 1")
+    return share
 
 
 def _book(options: argparse.Namespace, seed: int) -> Book:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import Enum
@@ -87,6 +87,10 @@ class Network:
         self._outages = outages
         self._delay_s = delay.total_seconds()
 
+    async def open(self) -> None:
+        """Before the first request."""
+        await self._requests.create_index([("order", 1), ("verb", 1)])
+
     async def carry(self, verb: str, order: int, key: str, effect: Callable[[], Awaitable[T]]) -> T:
         """Perform `effect` at the participant and bring back its answer.
 
@@ -118,6 +122,16 @@ class Network:
     async def unanswered(self, caller: str) -> int:
         """How many requests of this caller are without an answer right now."""
         return await self._requests.count_documents({"unanswered": caller})
+
+    async def asked(self, what: Iterable[tuple[int, str]]) -> set[int]:
+        """Of these orders, each with a verb: those for which that has been asked of a participant."""
+        by_verb: dict[str, list[int]] = {}
+        for order, verb in what:
+            by_verb.setdefault(verb, []).append(order)
+        if not by_verb:
+            return set()
+        any_of = [{"order": {"$in": orders}, "verb": verb} for verb, orders in by_verb.items()]
+        return {found["order"] async for found in self._requests.find({"$or": any_of}, {"order": 1})}
 
     async def _departed(self, verb: str, order: int, key: str) -> int:
         counted = await self._requests.find_one_and_update(

@@ -9,6 +9,8 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Final, TextIO
 
+from sagas import StopOutcome
+
 from .audit import Audit, Question
 
 __all__ = ["Progress", "Report"]
@@ -30,7 +32,7 @@ class Progress:
         self._started_at = time.monotonic()
         self._shown_at = 0.0
 
-    def show(self, outcomes: Counter[str], *, kills: int, last: bool = False) -> None:
+    def show(self, outcomes: Counter[str], *, kills: int, stops: int, last: bool = False) -> None:
         """Draw it, if it is time to."""
         now = time.monotonic()
         if not self._in_place and not last and now - self._shown_at < _PLAIN_EVERY_S:
@@ -40,7 +42,7 @@ class Progress:
         filled = _BAR * done // max(self._total, 1)
         others = "".join(f", {count} {what}" for what, count in sorted(outcomes.items()) if what != "completed")
         line = f"[{'#' * filled}{'.' * (_BAR - filled)}] {done:>4} of {self._total}: {outcomes['completed']} completed"
-        line += f"{others} | {kills} killed | {now - self._started_at:.0f} s"
+        line += f"{others} | {kills} killed | {stops} pressed Stop | {now - self._started_at:.0f} s"
         if self._in_place:
             width = shutil.get_terminal_size().columns - 1
             self._out.write(f"\r{line[:width]}{_ERASE}" + "\n" * last)
@@ -71,9 +73,13 @@ class Report:
             "orders": self.orders,
             "completed": self.audit.completed,
             "compensated": self.audit.compensated,
+            "cancelled": self.audit.cancelled,
             "held": self.audit.held,
             "unfinished": len(self.audit.unfinished),
             "worker_kills": self.kills,
+            "stops_asked": self.audit.stops.total(),
+            **{f"stops_{outcome}": self.audit.stops[outcome] for outcome in StopOutcome},
+            "untrue_answers": self.audit.untrue_answers,
             "steps_run": self.audit.steps_run,
             "steps_replayed": self.audit.steps_replayed,
             "double_effects": self.audit.doubles,
@@ -85,13 +91,17 @@ class Report:
         """The table and the audit, for a person."""
         why = ", ".join(f"{count} {reason}" for reason, count in self.reasons.most_common())
         cut_off = f"{self.audit.cut_off} requests were under way" if self.kills else ""
+        stops = self.audit.stops
+        answered = ", ".join(f"{stops[outcome]} {_said(outcome)}" for outcome in StopOutcome if stops[outcome])
         rows = [
             ("orders", self.orders, ""),
             ("  completed", self.audit.completed, "charged, shipped and announced"),
             ("  compensated", self.audit.compensated, f"undone: {why}" if why else ""),
+            ("  cancelled", self.audit.cancelled, "undone: somebody pressed Stop" if self.audit.cancelled else ""),
             ("  held", self.audit.held, "waiting for an operator" if self.audit.held else ""),
             ("  unfinished", len(self.audit.unfinished), ""),
             ("worker kills", self.kills, cut_off),
+            ("stops asked", stops.total(), answered),
             ("steps run", self.audit.steps_run, "outcomes in the journals"),
             ("steps replayed", self.audit.steps_replayed, "run again after an outage or a kill"),
             ("seconds", f"{self.seconds:.1f}", ""),
@@ -109,3 +119,7 @@ class Report:
         lines += [f"unfinished: {order}" for order in self.audit.unfinished]
         more = [f"  ... and {len(lines) - _FINDINGS_MAX} more"] if len(lines) > _FINDINGS_MAX else []
         return ["", *(f"  {line}" for line in lines[:_FINDINGS_MAX]), *more] if lines else []
+
+
+def _said(outcome: StopOutcome) -> str:
+    return outcome.replace("_", " ")

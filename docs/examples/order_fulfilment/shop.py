@@ -49,6 +49,7 @@ class Shop:
 
     async def open(self, delivered: Mapping[int, int]) -> None:
         """Open for business, once, with so many units of each product."""
+        await self.network.open()
         await self.inventory.open(delivered)
         await self.payment.open()
         await self.outbox.open()

@@ -1,0 +1,215 @@
+"""Writes that go together, and each of them failing in turn: its neighbours are as if it had not been there."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from sagas_store import MongoStore
+from sagas_store.commit import Batching
+from sagas_store.errors import FenceLost, RecordTooLarge, RunExists, StopFirst, StoreRefused
+from sagas_store.journal import Journal
+from sagas_store.runs import RunRecord, Runs
+from sagas_store.states import State
+from tests.conftest import DRIVERS
+from tests.store.making import Commands, ForgetfulNetwork, claim, client_of, entry, new_run, stored
+from tests.support.changing import replace
+
+pytestmark = pytest.mark.parametrize("driver", DRIVERS)
+
+COUNT = 5
+LARGE = b"x" * (16 * 2**20)
+ROOMY = Batching(bytes_max=2**30)
+"""So that what is too large for the server is not sent by itself."""
+Writes = list[Coroutine[Any, Any, None]]
+
+
+@dataclass(frozen=True)
+class Watched:
+    """A store, and what it has sent."""
+
+    store: MongoStore
+    commands: Commands
+    database: Any
+
+    def batches(self, command: str, documents: str) -> list[int]:
+        """The sizes of the batches sent."""
+        return [len(sent[documents]) for sent in self.commands.of(command)]
+
+
+@pytest.fixture
+async def watched(store: MongoStore, database: Any, driver: str, mongo_uri: str) -> AsyncIterator[Watched]:
+    commands = Commands()
+    async with client_of(driver, mongo_uri, event_listeners=[commands]) as client:
+        watched = MongoStore(client[database.name])
+        watched._ready = True
+        await watched.ready()
+        yield Watched(watched, commands, database)
+
+
+async def together(writes: Writes, *, cancel: int | None = None) -> list[BaseException | None]:
+    """Begun in one turn of the event loop, so that they leave as one batch; one of them may be cancelled then."""
+    tasks = [asyncio.create_task(write) for write in writes]
+    await asyncio.sleep(0)
+    if cancel is not None:
+        tasks[cancel].cancel()
+    return list(await asyncio.gather(*tasks, return_exceptions=True))
+
+
+def check(fates: list[BaseException | None], place: int, wanted: type[BaseException]) -> None:
+    assert [type(fate) for fate in fates] == [wanted if one == place else type(None) for one in range(COUNT)]
+
+
+# --- entries ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("lost", [False, True], ids=["", "the batch's reply is lost"])
+@pytest.mark.parametrize(
+    ("change", "wanted"),
+    [
+        ({"run_id": "run-taken"}, FenceLost),
+        ({"payload": LARGE}, RecordTooLarge),
+        ({"attempt": -1}, StoreRefused),  # the validator's word
+    ],
+    ids=["fenced", "oversize", "refused"],
+)
+async def test_an_entry_that_fails_fails_alone(
+    watched: Watched, change: dict[str, Any], wanted: type[BaseException], lost: bool
+) -> None:
+    await watched.store.journal.append(entry("run-taken", 1, token="theirs"))
+    for place in range(COUNT):
+        ids = [f"run-{place}-{number}" for number in range(COUNT)]
+        entries = [entry(run_id, 1) for run_id in ids]
+        entries[place] = replace(entries[place], **change)
+        network = ForgetfulNetwork(*(["append"] if lost else []))
+        journal = Journal(watched.store.journal._collection, network, ROOMY)
+        check(await together([journal.append(one) for one in entries]), place, wanted)
+        assert not network.to_lose
+        journals = await watched.store.journal.load_many(ids)
+        assert [len(found) for found in journals.values()] == [int(number != place) for number in range(COUNT)]
+        (theirs,) = await watched.store.journal.load("run-taken")
+        assert theirs.token == "theirs"
+    assert max(watched.batches("insert", "documents")) >= COUNT - 1, "they went together"
+
+
+async def test_an_entry_whose_writer_is_cancelled_takes_no_other_along_and_is_written_all_the_same(
+    watched: Watched,
+) -> None:
+    for place in range(COUNT):
+        ids = [f"run-{place}-{number}" for number in range(COUNT)]
+        fates = await together([watched.store.journal.append(entry(run_id, 1)) for run_id in ids], cancel=place)
+        check(fates, place, asyncio.CancelledError)
+        # It had been handed over: whoever reads the journal next finds it, as after any lost reply.
+        assert all((await watched.store.journal.load_many(ids)).values())
+    assert watched.batches("insert", "documents") == [COUNT] * COUNT
+
+
+# --- starts -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("lost", [False, True], ids=["", "the batch's reply is lost"])
+@pytest.mark.parametrize(
+    ("change", "wanted"),
+    [
+        ({"run_id": "run-taken"}, RunExists),
+        ({"input": LARGE}, RecordTooLarge),
+        ({"version": 0}, StoreRefused),
+    ],
+    ids=["there already", "oversize", "refused"],
+)
+async def test_a_start_that_fails_fails_alone(
+    watched: Watched, change: dict[str, Any], wanted: type[BaseException], lost: bool
+) -> None:
+    await watched.store.runs.insert(new_run(watched.store, run_id="run-taken", input=b"theirs"))
+    for place in range(COUNT):
+        new = [new_run(watched.store) for _ in range(COUNT)]
+        asked = [replace(one, **change) if number == place else one for number, one in enumerate(new)]
+        network = ForgetfulNetwork(*(["start"] if lost else []))
+        runs = Runs(watched.store.runs._collection, network, ROOMY)
+        check(await together([runs.insert(one) for one in asked]), place, wanted)
+        assert not network.to_lose
+        found = await watched.store.runs.get_many([one.run_id for one in new])
+        assert set(found) == {one.run_id for number, one in enumerate(new) if number != place}
+        assert (await stored(watched.database, "run-taken"))["input"] == b"theirs"
+    assert max(watched.batches("insert", "documents")) >= COUNT - 1, "they went together"
+
+
+# --- a holder's moves -------------------------------------------------------------------------------------------------
+
+
+async def fenced(watched: Watched, run: RunRecord) -> None:
+    """Its lease lapsed, and another worker has it."""
+    await watched.database["sagas.runs"].update_one(
+        {"_id": run.run_id}, {"$set": {"claim.token": "theirs", "attempts": 2}}
+    )
+
+
+async def stopped(watched: Watched, run: RunRecord) -> None:
+    assert await watched.store.interventions.ask_stop(run.run_id, by="shop", reason=b"changed their mind")
+
+
+async def parked(watched: Watched, run: RunRecord) -> None:
+    """Its own park has been made, under the same token, before the answer was lost: it is not ours to settle."""
+    await watched.database["sagas.runs"].update_one({"_id": run.run_id}, {"$set": {"state": "pending"}})
+
+
+MOVES: dict[str, Callable[[Any, RunRecord], Coroutine[Any, Any, None]]] = {
+    "settle": lambda runs, run: runs.settle(run, State.COMPLETED),
+    "pass the gate": lambda runs, run: runs.pass_gate(run),
+    "hold": lambda runs, run: runs.hold(run, State.BROKEN, "unfit"),
+}
+
+
+MOVED: dict[str, Callable[[dict[str, Any]], bool]] = {
+    "settle": lambda run: run["state"] == State.COMPLETED and "due_at" not in run,
+    "pass the gate": lambda run: "gate_passed_at" in run,
+    "hold": lambda run: run["state"] == State.BROKEN,
+}
+HAPPENS = [(fenced, FenceLost), (stopped, StopFirst), (parked, FenceLost)]
+
+
+@pytest.mark.parametrize("lost", [False, True], ids=["", "the batch's reply is lost"])
+@pytest.mark.parametrize("tokens", [1, 2], ids=["one claim", "two claims"])
+@pytest.mark.parametrize("move", MOVES)
+@pytest.mark.parametrize(
+    ("happens", "wanted"),
+    [(fenced, FenceLost), (stopped, StopFirst), (parked, FenceLost)],
+    ids=lambda one: one.__name__,
+)
+async def test_a_move_that_fails_fails_alone(
+    watched: Watched,
+    happens: Callable[[Watched, RunRecord], Awaitable[None]],
+    wanted: type[BaseException],
+    move: str,
+    tokens: int,
+    lost: bool,
+) -> None:
+    for place in range(COUNT):
+        await watched.store.runs.insert_many([new_run(watched.store) for _ in range(COUNT)])
+        held = await claim(watched.store, token=f"one-{place}", limit=COUNT if tokens == 1 else 2)
+        held += await claim(watched.store, token=f"two-{place}", limit=COUNT - len(held))
+        assert len(held) == COUNT
+        await happens(watched, held[place])
+        before = await stored(watched.database, held[place].run_id)
+        network = ForgetfulNetwork(*(["move runs"] if lost else []))
+        runs = network.runs(watched.store)
+        check(await together([MOVES[move](runs, run) for run in held]), place, wanted)
+        assert not network.to_lose
+        now = [await stored(watched.database, run.run_id) for run in held]
+        assert now.pop(place) == before, "the one that failed was not touched"
+        assert all(MOVED[move](run) for run in now)
+        await watched.database["sagas.runs"].delete_many({})
+
+
+async def test_a_move_whose_run_is_cancelled_takes_no_other_along(watched: Watched) -> None:
+    for place in range(COUNT):
+        await watched.store.runs.insert_many([new_run(watched.store) for _ in range(COUNT)])
+        held = await claim(watched.store, token=f"token-{place}", limit=COUNT)
+        fates = await together([watched.store.runs.settle(run, State.COMPLETED) for run in held], cancel=place)
+        check(fates, place, asyncio.CancelledError)
+        states = [(await stored(watched.database, run.run_id))["state"] for run in held]
+        assert states == [State.COMPLETED] * COUNT
