@@ -31,7 +31,7 @@ from typing import Final
 from sagas.errors import CannotOpen, InvalidInput, KeyLost, KeyRefused
 from sagas.keyring import DEFAULT_MAX_AGE, Keyring, Rewrapped, keys_of
 from sagas.sealing import DataKey, RunSealer, Slot, keys_needed, place_of_payload, place_of_reason
-from sagas.tenancy import Reach
+from sagas.tenancy import Reach, store_of
 from sagas_store import MongoStore
 from sagas_store.entries import Entry, Kind
 from sagas_store.journal import Resealed
@@ -39,6 +39,7 @@ from sagas_store.keys import KeyRecord, KeyState, Purpose
 from sagas_store.resealing import ResealedField
 from sagas_store.runs import RunRecord
 from sagas_store.states import HELD, OPEN, SETTLED, State
+from sagas_store.tenants import TenantDatabases
 
 __all__ = ["NO_TENANT", "KeyKeeper", "KeyUsage", "NeedingRun", "Rewrap"]
 
@@ -126,10 +127,10 @@ class KeyKeeper:
     Looking, and destroying, needs no keyring.
     """
 
-    def __init__(self, store: MongoStore, *, tenant: str | None = None) -> None:
+    def __init__(self, store: MongoStore | TenantDatabases, *, tenant: str | None = None) -> None:
         """With a `tenant` it is bound."""
-        self._store = store
-        self._keys = keys_of(store)
+        self._store = store_of(store, tenant)
+        self._keys = keys_of(self._store)
         self._reach = Reach(tenant)
 
     # ---------------------------------------------------------------- looking
