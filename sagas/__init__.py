@@ -19,6 +19,7 @@ from sagas.errors import (
     KeyConflict,
     KeyDenied,
     KeyLost,
+    KeyRefused,
     KeyUnavailable,
     NoKeyring,
     NonRetryable,
@@ -41,6 +42,7 @@ from sagas.errors import (
     Unreadable,
     UnsafeServer,
 )
+from sagas.keykeeping import KeyKeeper, KeyUsage, Rewrap
 from sagas.keyring import Keyring
 from sagas.limits import Limits
 from sagas.operator import BulkResult, Operator
@@ -51,6 +53,7 @@ from sagas.worker import Worker, WorkerOptions
 from sagas.wrapping import LocalKeyWrapper
 from sagas_store import MongoStore
 from sagas_store.entries import Kind
+from sagas_store.keys import KeyRecord, KeyState
 from sagas_store.runs import HeldGroup
 from sagas_store.states import HELD, OPEN, SETTLED, State
 from sagas_store.tenants import TenantDatabases
@@ -72,8 +75,13 @@ __all__ = [
     "JournalLine",
     "KeyConflict",
     "KeyDenied",
+    "KeyKeeper",
     "KeyLost",
+    "KeyRecord",
+    "KeyRefused",
+    "KeyState",
     "KeyUnavailable",
+    "KeyUsage",
     "Keyring",
     "Kind",
     "Limits",
@@ -87,6 +95,7 @@ __all__ = [
     "ResultTimeout",
     "RetryPolicy",
     "Retryable",
+    "Rewrap",
     "Run",
     "RunDidNotComplete",
     "RunFailed",

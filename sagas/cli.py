@@ -2,6 +2,8 @@
 
 stdout is data, stderr is talk. Exit codes: 0 done, 1 refused or not as it should be, 2 wrong usage, 3 the database
 cannot be reached. `--json` prints one JSON document per line of the table it replaces.
+
+Longer than other modules: one program, all of whose words stand side by side; each command is a few lines.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import asdict, is_dataclass
 from datetime import datetime, timedelta
@@ -28,12 +30,18 @@ import structlog
 from sagas.client import Client, JournalLine, RunInfo
 from sagas.definition import Fate, Saga
 from sagas.errors import InvalidInput, SagaError, StoreUnavailable
-from sagas.operator import Operator
+from sagas.keykeeping import NO_TENANT, NeedingRun, Rewrap
+from sagas.keyring import Keyring
+from sagas.operator import BulkResult, Operator
 from sagas.stopping import StopOutcome
 from sagas.tenant_worker import TenantWorker
 from sagas.worker import Worker
+from sagas.wrapping import LocalKeyWrapper
+from sagas_store import MongoStore
 from sagas_store.connect import connected
 from sagas_store.errors import NoConnection
+from sagas_store.keys import KeyRecord
+from sagas_store.runs import HeldGroup
 from sagas_store.states import HELD, OPEN, SETTLED, State
 
 __all__ = ["build_parser", "main"]
@@ -48,8 +56,11 @@ _VERBS: Final = {
     "retry-now": "cut a parked run's wait short",
     "restart": "start an undone run anew, as a new run",
 }
+_REWRAPPING: Final = timedelta(seconds=90)
+"""It goes on through a failover; nobody waits for the first line."""
 _BUILDING: Final = timedelta(minutes=30)
 """How long the server may take for an index of a large collection, once it is known to be there."""
+_MASTER_KEYS: Final = "SAGAS_MASTER_KEYS"
 _GROUPS: Final = {"held": HELD, "open": OPEN, "settled": SETTLED}
 
 
@@ -78,10 +89,19 @@ def build_parser() -> argparse.ArgumentParser:
     database.add_argument("--uri", help="MongoDB connection string; default: $SAGAS_MONGODB_URI")
     database.add_argument("--database", help="database name; default: $SAGAS_DATABASE, else 'sagas'")
     database.add_argument("--json", action="store_true", help="print JSON, one object a line")
+    keys = database.add_mutually_exclusive_group()
+    keys.add_argument("--keyring", metavar="MODULE:ATTRIBUTE", help="a Keyring, or a function that returns one")
+    keys.add_argument(
+        "--master-keys",
+        metavar="FILE",
+        type=Path,
+        help="a file of local master keys; default: the keys in $SAGAS_MASTER_KEYS, else nothing is opened or sealed",
+    )
 
     runs = commands.add_parser("runs", parents=[database], help="list runs, newest first")
     runs.add_argument("--state", action="append", choices=[*State, *_GROUPS], help="may be repeated")
     runs.add_argument("--saga", help="only runs of this saga")
+    runs.add_argument("--tenant", help="only runs of this tenant")
     runs.add_argument("--limit", type=int, default=50, help="at most this many; default: 50")
     runs.add_argument("--after", help="continue after the page that printed this cursor")
     runs.set_defaults(act=_runs)
@@ -91,6 +111,7 @@ def build_parser() -> argparse.ArgumentParser:
     show.set_defaults(act=_show)
 
     _add_interventions(commands, database)
+    _add_keys(commands, database)
 
     schema = commands.add_parser("schema", parents=[database], help="check, plan or apply the database schema")
     schema.add_argument("verb", choices=("check", "plan", "apply"))
@@ -105,6 +126,7 @@ def _add_interventions(commands: Any, database: argparse.ArgumentParser) -> None
     person.add_argument("--reason", required=True, help="why; recorded")
     bulk = argparse.ArgumentParser(add_help=False)
     bulk.add_argument("--saga", help="only runs of this saga")
+    bulk.add_argument("--tenant", help="only runs of this tenant")
     bulk.add_argument("--key-prefix", help="only runs whose key begins so")
     bulk.add_argument("--started-before", type=datetime.fromisoformat, help="only runs started before (ISO 8601)")
     bulk.add_argument("--limit", type=int, default=100_000, help="at most this many; default: 100000")
@@ -130,6 +152,20 @@ def _add_interventions(commands: Any, database: argparse.ArgumentParser) -> None
         many = commands.add_parser(f"{verb}-many", parents=[database, person, bulk], help=f"{what}: all runs that fit")
         many.set_defaults(act=_intervene_many)
 
+    held = commands.add_parser("held", parents=[database], help="count held runs by state, tenant, key and failure")
+    held.add_argument("--state", action="append", choices=sorted(HELD), help="may be repeated; default: all of them")
+    held.add_argument("--tenant", help="only runs of this tenant")
+    held.set_defaults(act=_held)
+
+    requeue = commands.add_parser(
+        "requeue", parents=[database, person], help="let runs go on whose key is back, if they open"
+    )
+    which = requeue.add_mutually_exclusive_group()
+    which.add_argument("--tenant", help="all of this tenant's that do not open")
+    which.add_argument("--run", action="append", metavar="RUN", help="this run; may be repeated")
+    requeue.add_argument("--dry-run", action="store_true", help="say which would open, do nothing")
+    requeue.set_defaults(act=_requeue)
+
     verdict = commands.add_parser("verdict", parents=[database, person], help="say whether an in-doubt pivot happened")
     verdict.add_argument("run_id", metavar="RUN")
     verdict.add_argument("--saga", required=True, metavar="MODULE:ATTRIBUTE", help="the saga's definition")
@@ -139,6 +175,48 @@ def _add_interventions(commands: Any, database: argparse.ArgumentParser) -> None
     )
     outcome.add_argument("--did-not-happen", action="store_true", help="it did not; everything is undone")
     verdict.set_defaults(act=_verdict)
+
+
+def _add_keys(commands: Any, database: argparse.ArgumentParser) -> None:
+    """The verbs on tenants' keys."""
+    whose = argparse.ArgumentParser(add_help=False)
+    one = whose.add_mutually_exclusive_group(required=True)
+    one.add_argument("--tenant", help="whose keys")
+    one.add_argument("--no-tenant", action="store_true", help="those of the runs without a tenant")
+    keys = commands.add_parser("keys", help="tenants' keys: make, rotate, seal anew, destroy")
+    verbs = keys.add_subparsers(dest="verb", required=True, metavar="VERB")
+
+    listed = verbs.add_parser("list", parents=[database], help="keys, their states and master keys; all tenants' too")
+    among = listed.add_mutually_exclusive_group()
+    among.add_argument("--tenant", help="only this tenant's")
+    among.add_argument("--no-tenant", action="store_true", help="only those of the runs without a tenant")
+    listed.set_defaults(act=_keys_list)
+
+    for verb, what in {
+        "create": "make a tenant's first keys, or new ones after a destruction",
+        "rotate": "seal with a new key from now on",
+    }.items():
+        verbs.add_parser(verb, parents=[database, whose], help=what).set_defaults(act=_keys_made)
+
+    rewrap = verbs.add_parser("rewrap", parents=[database, whose], help="seal anew what older keys have sealed")
+    rewrap.set_defaults(act=_keys_rewrap)
+
+    master = verbs.add_parser("rewrap-master", parents=[database], help="wrap all keys with the newest master key")
+    master.set_defaults(act=_keys_rewrap_master)
+
+    usage = verbs.add_parser("usage", parents=[database, whose], help="which runs need a key, and whether it may go")
+    usage.add_argument("key_id", metavar="KEY")
+    usage.add_argument("--runs", action="store_true", help="list the runs, too")
+    usage.set_defaults(act=_keys_usage)
+
+    discard = verbs.add_parser("discard", parents=[database, whose], help="destroy a retired key that no run needs")
+    discard.add_argument("key_id", metavar="KEY")
+    discard.add_argument("--confirm", required=True, metavar="KEY", help="the key's id once more")
+    discard.set_defaults(act=_keys_discard)
+
+    destroy = verbs.add_parser("destroy", parents=[database, whose], help="make all of a tenant's payloads unreadable")
+    destroy.add_argument("--confirm", required=True, metavar="TENANT", help="the tenant once more, or 'no tenant'")
+    destroy.set_defaults(act=_keys_destroy)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -241,13 +319,41 @@ def _configure_logs(level: str, *, as_json: bool) -> None:
     )
 
 
+# ---------------------------------------------------------------------------------------------- the database
+
+
+@contextlib.asynccontextmanager
+async def _store(options: argparse.Namespace, **more: Any) -> AsyncIterator[MongoStore]:
+    """The store that the options lead to, with the keyring that they name."""
+    async with connected(options.uri, options.database, keyring=await _keyring(options), **more) as store:
+        yield store
+
+
+async def _keyring(options: argparse.Namespace) -> Keyring | None:
+    if options.keyring is not None:
+        made = await _load(options.keyring)
+        if not isinstance(made, Keyring):
+            raise _Usage(f"{options.keyring} is {type(made).__name__}, not a Keyring")
+        return made
+    # None is made by accident: a tenant's keys are its application's to make, or asked for with `keys create`.
+    if options.master_keys is not None:
+        return Keyring(LocalKeyWrapper.from_file(options.master_keys), create_on_first_use=False)
+    if os.environ.get(_MASTER_KEYS):
+        return Keyring(LocalKeyWrapper.from_env(_MASTER_KEYS), create_on_first_use=False)
+    return None
+
+
 # ---------------------------------------------------------------------------------------------- reading
 
 
 async def _runs(options: argparse.Namespace) -> int:
-    async with connected(options.uri, options.database) as store, Client(store) as client:
+    async with _store(options) as store, Client(store) as client:
         page = await client.runs(
-            state=_states(options.state), saga=options.saga, after=options.after, limit=options.limit
+            state=_states(options.state),
+            tenant=options.tenant,
+            saga=options.saga,
+            after=options.after,
+            limit=options.limit,
         )
     if options.json:
         for run in page.runs:
@@ -266,7 +372,7 @@ def _states(names: list[str] | None) -> list[State] | None:
 
 
 async def _show(options: argparse.Namespace) -> int:
-    async with connected(options.uri, options.database) as store, Client(store) as client:
+    async with _store(options) as store, Client(store) as client:
         run = await client.get(options.run_id)
         journal = await client.journal(options.run_id)
     if options.json:
@@ -300,7 +406,7 @@ async def _schema(options: argparse.Namespace) -> int:
 
 
 async def _stop(options: argparse.Namespace) -> int:
-    async with connected(options.uri, options.database) as store, Client(store) as client:
+    async with _store(options) as store, Client(store) as client:
         answer = await client.stop(options.run_id, by=options.by, reason=options.reason)
     if options.json:
         print(_json(answer))
@@ -312,7 +418,7 @@ async def _stop(options: argparse.Namespace) -> int:
 
 
 async def _preview_stop(options: argparse.Namespace) -> int:
-    async with connected(options.uri, options.database) as store, Client(store) as client:
+    async with _store(options) as store, Client(store) as client:
         preview = await client.preview_stop(options.run_id)
     if options.json:
         print(_json(preview))
@@ -326,7 +432,7 @@ async def _preview_stop(options: argparse.Namespace) -> int:
 
 
 async def _stop_many(options: argparse.Namespace) -> int:
-    async with connected(options.uri, options.database) as store, Client(store) as client:
+    async with _store(options) as store, Client(store) as client:
         result = await client.stop_many(by=options.by, reason=options.reason, **_bulk(options))
     if options.json:
         print(_json(result))
@@ -340,7 +446,7 @@ async def _stop_many(options: argparse.Namespace) -> int:
 
 
 async def _intervene(options: argparse.Namespace) -> int:
-    async with connected(options.uri, options.database) as store:
+    async with _store(options) as store:
         operator = Operator(store)
         said: dict[str, str] = {"by": options.by, "reason": options.reason}
         match options.command:
@@ -358,7 +464,7 @@ async def _intervene(options: argparse.Namespace) -> int:
 
 
 async def _intervene_many(options: argparse.Namespace) -> int:
-    async with connected(options.uri, options.database) as store:
+    async with _store(options) as store:
         operator = Operator(store)
         verbs = {
             "resume-many": operator.resume_many,
@@ -366,13 +472,37 @@ async def _intervene_many(options: argparse.Namespace) -> int:
             "restart-many": operator.restart_many,
         }
         result = await verbs[options.command](by=options.by, reason=options.reason, **_bulk(options))
-    if options.json:
+    return _print_bulk(result, as_json=options.json)
+
+
+def _print_bulk(result: BulkResult, *, as_json: bool) -> int:
+    if as_json:
         print(_json(result))
     else:
         print(f"{len(result.done)} runs" + (", nothing done (dry run)" if result.dry_run else ""))
         for run_id, why in result.refused.items():
             print(f"refused {run_id}: {why}")
     return REFUSED if result.refused else DONE
+
+
+async def _held(options: argparse.Namespace) -> int:
+    async with _store(options) as store:
+        states = HELD if options.state is None else [State(name) for name in options.state]
+        groups = await Operator(store).list_held(status=states, tenant=options.tenant)
+    if options.json:
+        for group in groups:
+            print(_json(group))
+    else:
+        print(_table(_HELD_COLUMNS, [_held_row(group) for group in groups]))
+    return DONE
+
+
+async def _requeue(options: argparse.Namespace) -> int:
+    async with _store(options) as store:
+        result = await Operator(store).requeue_quarantined(
+            tenant=options.tenant, runs=options.run, by=options.by, reason=options.reason, dry_run=options.dry_run
+        )
+    return _print_bulk(result, as_json=options.json)
 
 
 async def _verdict(options: argparse.Namespace) -> int:
@@ -385,7 +515,7 @@ async def _verdict(options: argparse.Namespace) -> int:
             context = saga.context.model_validate_json(options.happened.read_bytes())
         except (OSError, ValueError) as error:
             raise _Usage(f"{options.happened} is not a {saga.context.__name__}: {type(error).__name__}") from None
-    async with connected(options.uri, options.database) as store:
+    async with _store(options) as store:
         await Operator(store).verdict(
             saga, options.run_id, happened=context is not None, context=context, by=options.by, reason=options.reason
         )
@@ -398,6 +528,7 @@ def _bulk(options: argparse.Namespace) -> dict[str, Any]:
     if before is not None and before.tzinfo is None:
         raise _Usage("--started-before needs a time zone, for instance 2026-01-31T00:00:00+00:00")
     return {
+        "tenant": options.tenant,
         "saga": options.saga,
         "key_prefix": options.key_prefix,
         "started_before": before,
@@ -406,10 +537,136 @@ def _bulk(options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
+# ---------------------------------------------------------------------------------------------- keys
+
+
+async def _keys_list(options: argparse.Namespace) -> int:
+    async with _store(options) as store:
+        keeper = Operator(store).keys
+        if options.tenant is None and not options.no_tenant:
+            found = [key async for key in keeper.every()]
+            found.sort(key=lambda key: (key.tenant or "", key.created_at))
+        else:
+            found = await keeper.of_tenant(options.tenant)
+    if options.json:
+        for key in found:
+            print(_json(_key(key)))
+    else:
+        print(_table(_KEY_COLUMNS, [_key_row(key) for key in found]))
+    return DONE
+
+
+async def _keys_made(options: argparse.Namespace) -> int:
+    async with _store(options) as store:
+        keeper = Operator(store).keys
+        made = await (keeper.create if options.verb == "create" else keeper.rotate)(options.tenant)
+    print(json.dumps({"tenant": options.tenant, "key_id": made}) if options.json else f"key {made} seals from now on")
+    return DONE
+
+
+async def _keys_rewrap(options: argparse.Namespace) -> int:
+    def progress(now: Rewrap) -> None:
+        print(f"{now.seen} of {now.total} runs, {now.payloads} payloads, {len(now.left)} left over", file=sys.stderr)
+
+    async with _store(options, patience=_REWRAPPING) as store:
+        done = await Operator(store).keys.rewrap(options.tenant, progress=progress)
+    if options.json:
+        print(_json({**asdict(done), "complete": done.complete}))
+    else:
+        print(f"{done.done} runs need key {done.key_id} alone; {done.payloads} payloads were sealed anew")
+        for key_id, why in done.lost.items():
+            print(f"key {key_id} cannot be had: {why}")
+        for run_id, why in done.left.items():
+            print(f"left over {run_id}: {why}")
+    return DONE if done.complete else REFUSED
+
+
+async def _keys_rewrap_master(options: argparse.Namespace) -> int:
+    async with _store(options) as store:
+        done = await Operator(store).keys.rewrap_master()
+    if options.json:
+        print(_json(done))
+    else:
+        print(f"{len(done.done)} keys are wrapped by the newest master key")
+        for key_id, why in done.failed.items():
+            print(f"left as it is {key_id}: {why}")
+    return REFUSED if done.failed else DONE
+
+
+async def _keys_usage(options: argparse.Namespace) -> int:
+    async with _store(options) as store:
+        keeper = Operator(store).keys
+        usage = await keeper.usage(options.tenant, options.key_id)
+        runs: list[NeedingRun] = []
+        while options.runs and (
+            page := await keeper.runs_needing(options.tenant, options.key_id, after=runs[-1].run_id if runs else "")
+        ):
+            runs += page
+    if options.json:
+        counted = {"open": usage.open, "held": usage.held, "settled": usage.settled, "states": usage.runs}
+        said = {**_key(usage.key), **counted, "discardable": usage.discardable, "why": usage.why}
+        print(_json({**said, "runs": [asdict(run) for run in runs]} if options.runs else said))
+        return DONE
+    print(f"key {usage.key.key_id} is {usage.key.state}, needed by")
+    print(_table(("group", "runs"), [("open", usage.open), ("held", usage.held), ("settled", usage.settled)]))
+    print(("it may be discarded: " if usage.discardable else "it may not be discarded: ") + usage.why)
+    if options.runs:
+        print(_table(("run", "state"), [(run.run_id, run.state) for run in runs]))
+    return DONE
+
+
+async def _keys_discard(options: argparse.Namespace) -> int:
+    async with _store(options) as store:
+        await Operator(store).keys.discard(options.tenant, options.key_id, confirm=options.confirm)
+    print(json.dumps({"key_id": options.key_id, "state": "destroyed"}) if options.json else "destroyed")
+    return DONE
+
+
+async def _keys_destroy(options: argparse.Namespace) -> int:
+    whose = options.tenant if options.tenant is not None else NO_TENANT
+    if options.confirm == whose and sys.stdin.isatty():
+        print(f"Everything that was ever sealed for {whose} becomes unreadable, for good.", file=sys.stderr)
+        print(f"Type {whose} to go on: ", end="", file=sys.stderr, flush=True)
+        if sys.stdin.readline().strip() != whose:
+            print("nothing was destroyed", file=sys.stderr)
+            return REFUSED
+    async with _store(options) as store:
+        gone = await Operator(store).keys.destroy(options.tenant, confirm=options.confirm)
+    if options.json:
+        print(json.dumps({"tenant": options.tenant, "destroyed": gone}))
+    else:
+        print(f"{len(gone)} keys are destroyed")
+    return DONE
+
+
 # ---------------------------------------------------------------------------------------------- printing
 
 _RUN_COLUMNS: Final = ("run", "saga", "key", "state", "phase", "attempts", "created", "reason")
 _ENTRY_COLUMNS: Final = ("seq", "at", "kind", "step", "try", "attempt", "next", "error")
+
+
+_HELD_COLUMNS: Final = ("state", "tenant", "key", "failure", "count", "since")
+_KEY_COLUMNS: Final = ("tenant", "key", "purpose", "state", "created", "retired", "destroyed", "master")
+
+
+def _held_row(group: HeldGroup) -> tuple[Any, ...]:
+    return (group.state, group.tenant or "", group.key_id or "", group.failure or "", group.count, _time(group.since))
+
+
+def _key_row(key: KeyRecord) -> tuple[Any, ...]:
+    times = (_time(key.created_at), _time(key.retired_at), _time(key.destroyed_at))
+    return (key.tenant or "", key.key_id, key.purpose, key.state, *times, key.master)
+
+
+def _key(key: KeyRecord) -> dict[str, Any]:
+    """A key without the key, wrapped as it is."""
+    shown = asdict(key)
+    del shown["wrapped"]
+    return shown
+
+
+def _time(at: datetime | None) -> str:
+    return f"{at:%Y-%m-%d %H:%M:%S}" if at is not None else ""
 
 
 def _run_row(run: RunInfo) -> tuple[Any, ...]:

@@ -8,6 +8,7 @@
     │   └── PayloadTooLarge    the context is over the limit
     ├── RunNotFound            no run has this id
     ├── OperatorRefused        an operator's verb does not apply to this run now; the reason is named
+    ├── KeyRefused             an operator's verb does not apply to this key now; the reason is named
     ├── Unreadable             stored bytes are not what they should be
     ├── CannotOpen             a sealed payload does not open now; `failure` says what that means for its run
     │   ├── KeyUnavailable     transient: the key service is throttled or away, try again later
@@ -58,6 +59,7 @@ __all__ = [
     "KeyConflict",
     "KeyDenied",
     "KeyLost",
+    "KeyRefused",
     "KeyUnavailable",
     "NoKeyring",
     "NonRetryable",
@@ -154,6 +156,18 @@ class OperatorRefused(SagaError):
         super().__init__(f"run {run_id} is {state}: {why}")
         self.run_id = run_id
         self.state = state
+        self.why = why
+
+
+class KeyRefused(SagaError):
+    """The verb does not apply to this key as it stands: `why` says so. Nothing was changed."""
+
+    def __init__(self, tenant: str | None, key_id: str, why: str) -> None:
+        super().__init__(
+            f"key {key_id} of " + (f"tenant {tenant!r}" if tenant is not None else "no tenant") + f": {why}"
+        )
+        self.tenant = tenant
+        self.key_id = key_id
         self.why = why
 
 

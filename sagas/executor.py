@@ -43,7 +43,7 @@ from sagas.decide import (
     next_action,
 )
 from sagas.definition import Part, Saga, Step, StepKind
-from sagas.errors import CannotOpen, FenceLost, JournalMisfit, NonRetryable, Unreadable
+from sagas.errors import CannotOpen, FenceLost, JournalMisfit, KeyUnavailable, NonRetryable, Unreadable
 from sagas.identity import compensation_key, step_key
 from sagas.keyring import ClaimRound, keys_of
 from sagas.lease import Lease
@@ -460,7 +460,7 @@ class Attempt:
         entry = await self._store.commit_together(body)
         if entry is not None:
             # What the journal has, which after a lost reply may be an earlier execution's.
-            self._take(entry)
+            await self._take(entry)
             return None
         if isinstance(outcome, _Raised):  # rolled back with the transaction, so nothing of it happened
             return replace(outcome, failure=replace(outcome.failure, in_doubt=False))
@@ -675,10 +675,16 @@ class Attempt:
         await self._store.journal.append(entry)
         self._progress = progress
 
-    def _take(self, entry: Entry) -> None:
+    async def _take(self, entry: Entry) -> None:
         """Go on from an entry that a transaction has committed."""
         self._progress = self._progress.after(entry)
-        self._payload, self._context = self._open_context(entry.seq, entry.payload or b""), None
+        stored = entry.payload or b""
+        try:
+            payload = self._open_context(entry.seq, stored)
+        except KeyUnavailable:  # read back after a lost reply, and sealed anew since, with a key that came after ours
+            opener = await self._shared.keys.opener(self.run.tenant, self.run.run_id, [stored])
+            payload = opener.open(Slot.CONTEXT, entry.seq, stored)
+        self._payload, self._context = payload, None
 
 
 def _spared(action: Perform) -> bool:

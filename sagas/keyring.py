@@ -52,7 +52,7 @@ from sagas_store.errors import KeyIdTaken
 from sagas_store.keys import KeyRecord, Keys, KeyState, NewKey, Purpose
 from sagas_store.runs import RunRecord
 
-__all__ = ["ClaimRound", "Keyring", "NoKeys", "Rewrapped", "keys_of", "opened_text"]
+__all__ = ["DEFAULT_MAX_AGE", "ClaimRound", "Keyring", "NoKeys", "Rewrapped", "keys_of", "opened_text"]
 
 T = TypeVar("T")
 K = TypeVar("K", DataKey, LookupKey)
@@ -60,6 +60,7 @@ K = TypeVar("K", DataKey, LookupKey)
 _KIND: Final[dict[Purpose, type[DataKey | LookupKey]]] = {Purpose.DATA: DataKey, Purpose.LOOKUP: LookupKey}
 _PURPOSE: Final = {kind: purpose for purpose, kind in _KIND.items()}
 _PAGE: Final = 100
+DEFAULT_MAX_AGE: Final = timedelta(minutes=5)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +104,7 @@ class Keyring:
         self,
         wrapper: KeyWrapper,
         *,
-        max_age: timedelta = timedelta(minutes=5),
+        max_age: timedelta = DEFAULT_MAX_AGE,
         pause: timedelta = timedelta(seconds=1),
         call_timeout: timedelta = timedelta(seconds=10),
         create_on_first_use: bool = True,
@@ -122,6 +123,7 @@ class Keyring:
         if pause < timedelta(0):
             raise InvalidInput("Keyring.pause", "must not be negative")
         self._wrapper = wrapper
+        self.max_age: Final = max_age
         self._max_age_s = max_age.total_seconds()
         self._pause_s = pause.total_seconds()
         self._call_timeout_s = call_timeout.total_seconds()
@@ -206,7 +208,7 @@ class Keyring:
                 now = await self._keys.rotate(active.key_id, await self._draw(tenant, Purpose.DATA))
             except KeyIdTaken:
                 continue
-            self._forget(tenant)
+            self.forget(tenant)
             if now is not None:
                 return now.key_id
 
@@ -221,7 +223,7 @@ class Keyring:
         try:
             left = await self._keys.destroy(tenant)
         finally:
-            self._forget(tenant)
+            self.forget(tenant)
         return [record.key_id for record in left]
 
     async def rewrap_keys(self) -> Rewrapped:
@@ -351,7 +353,7 @@ class Keyring:
         self._known = {key: known for key, known in self._known.items() if now - known.as_of < self._max_age_s}
         self._resting = {key: (failure, until) for key, (failure, until) in self._resting.items() if now < until}
 
-    def _forget(self, tenant: str | None) -> None:
+    def forget(self, tenant: str | None) -> None:
         """Whoever asks from now on is told anew, also where an answer is on its way."""
         self._known = {question: known for question, known in self._known.items() if _tenant_of(question) != tenant}
         self._flights = {

@@ -19,8 +19,9 @@ from pydantic import BaseModel
 
 from sagas.clock import new_token
 from sagas.definition import Saga, StepKind
-from sagas.errors import InvalidInput, OperatorRefused, PayloadTooLarge, RunNotFound, SagaError
+from sagas.errors import InvalidInput, NoKeyring, OperatorRefused, PayloadTooLarge, RunNotFound, SagaError
 from sagas.identity import restart_id_of
+from sagas.keykeeping import KeyKeeper
 from sagas.keyring import ClaimRound, keys_of
 from sagas.limits import Limits
 from sagas.payload import NotJournalable, dump_context, dump_text
@@ -68,6 +69,8 @@ class Operator:
         self._keys = keys_of(self._store)
         self._reach = Reach(tenant)
         self._limits = limits or Limits()
+        self.keys: Final = KeyKeeper(self._store, tenant=tenant)
+        """The tenants' keys: rotate, seal anew, ask who needs one, destroy."""
 
     async def resume(self, run_id: str, *, by: str, reason: str) -> None:
         """Let a held run go on from its journal: spent tries begin anew, nothing that is done or undone is repeated.
@@ -224,7 +227,7 @@ class Operator:
         found: list[str] = []
         for chosen in (
             RunFilter(states=frozenset({State.QUARANTINED}), tenant=tenant),
-            RunFilter(states=frozenset({State.PENDING}), tenant=tenant, blocked=True),
+            RunFilter(states=frozenset({State.PENDING}), tenant=tenant, blocked=True, waiting=True),
         ):
             if tenant is None and await self._store.runs.page(replace(chosen, tenanted=True), after=None, limit=1):
                 raise InvalidInput(
@@ -237,6 +240,8 @@ class Operator:
         """Raise unless the run is blocked, and could go on: its newest context opens, the next one could be sealed."""
         if run.state is not State.QUARANTINED and not (run.state is State.PENDING and run.blocked is not None):
             raise OperatorRefused(run.run_id, run.state, "it is not held because of its key")
+        if run.due_at is not None and run.due_at <= self._store.clock.now():
+            raise OperatorRefused(run.run_id, run.state, "it is due already: the next free worker takes it")
         seq, stored = await self._store.journal.last_context(run.run_id) or (None, run.input or b"")
         sealer = await self._keys.sealer(run.tenant, run.run_id, [stored], claim_round=together)
         sealer.open(*((Slot.INPUT, 0) if seq is None else (Slot.CONTEXT, seq)), stored)
@@ -371,6 +376,8 @@ class Operator:
     ) -> None:
         check_words(by, reason)
         sealer = await self._keys.sealer(run.tenant, run.run_id)
+        if sealer.key_id is None and run.keys:
+            raise NoKeyring(run.tenant, None, f"run {run.run_id} is sealed, and nothing of it may lie in the clear")
         at, token = self._store.clock.now(), new_token()
 
         def entry(seq: int) -> Entry:

@@ -12,7 +12,7 @@ from pymongo import AsyncMongoClient
 from pymongo.errors import InvalidName, PyMongoError
 
 from sagas_store.errors import NoConnection
-from sagas_store.store import MongoStore
+from sagas_store.store import BindsKeys, MongoStore
 
 __all__ = ["connected"]
 
@@ -22,7 +22,11 @@ _PATIENCE: Final = timedelta(seconds=5)
 
 @asynccontextmanager
 async def connected(
-    uri: str | None = None, database: str | None = None, *, patience: timedelta = _PATIENCE
+    uri: str | None = None,
+    database: str | None = None,
+    *,
+    keyring: BindsKeys | None = None,
+    patience: timedelta = _PATIENCE,
 ) -> AsyncIterator[MongoStore]:
     """A store on `uri` (default: $SAGAS_MONGODB_URI) and `database` (default: $SAGAS_DATABASE, else `sagas`).
 
@@ -41,4 +45,4 @@ async def connected(
             found = client[name]
         except InvalidName as error:
             raise NoConnection(f"the database's name cannot be used: {error}") from None
-        yield MongoStore(found, patience=patience, reply=patience)
+        yield MongoStore(found, keyring=keyring, patience=patience, reply=patience)

@@ -1,16 +1,17 @@
 """The journal collection: one document per entry, keyed by run and sequence number, only ever appended to.
 
 The sequence number is the fence. A worker that takes a run over appends first, at the next number; whoever drove the
-run before fails on its own next append, because that number is taken. No lock and no second write is needed, and an
-entry once acknowledged is never changed.
+before fails on its own next append, because that number is taken. No lock and no second write is needed. What an entry
+says is never changed once it is acknowledged; what is sealed in it can be sealed anew (`reseal`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Final
 
-from pymongo import errors
+from pymongo import UpdateOne, errors
 from pymongo.asynchronous.client_session import AsyncClientSession
 
 from sagas_store.clock import EPOCH
@@ -22,12 +23,24 @@ from sagas_store.faults import Patience
 from sagas_store.inserts import Inserted, InsertTogether
 from sagas_store.states import State
 
-__all__ = ["JOURNAL_SPEC_NAME", "Journal"]
+__all__ = ["JOURNAL_SPEC_NAME", "Journal", "Resealed"]
 
 JOURNAL_SPEC_NAME: Final = "journal"
 _SEQ_END: Final = 2**31 - 1
 _ENTRY_BYTES: Final = 512
 """What an entry takes beside its payload, roughly; for bounding batches."""
+_RESEALED_TOGETHER_BYTES: Final = 4 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Resealed:
+    """One payload or reason of an entry, sealed anew."""
+
+    seq: int
+    name: str
+    """`payload` or `reason`."""
+    old: bytes = field(repr=False)
+    new: bytes = field(repr=False)
 
 
 class Journal:
@@ -122,6 +135,26 @@ class Journal:
             journals[entry.run_id].append(entry)
         return journals
 
+    async def reseal(self, run_id: str, entries: Sequence[Resealed]) -> int:
+        """Put what was sealed anew in the place of exactly the bytes that were read; returns how many were replaced."""
+        replaced = 0
+        for batch in _batches(entries):
+
+            async def write(batch: Sequence[Resealed] = batch) -> int:
+                done = await self._collection.bulk_write(
+                    [
+                        UpdateOne(
+                            {"_id": {"run": run_id, "seq": one.seq}, one.name: one.old}, {"$set": {one.name: one.new}}
+                        )
+                        for one in batch
+                    ],
+                    ordered=False,
+                )
+                return done.matched_count
+
+            replaced += await self._patience.call("seal entries anew", write)
+        return replaced
+
     async def last_context(self, run_id: str) -> tuple[int, bytes] | None:
         """Number and payload of the newest entry that carries a context, or None when no step has succeeded yet."""
 
@@ -146,6 +179,20 @@ def journal_filter(run_ids: Iterable[str]) -> Document:
         {"_id": {"$gte": {"run": run_id, "seq": 0}, "$lt": {"run": run_id, "seq": _SEQ_END}}} for run_id in run_ids
     ]
     return ranges[0] if len(ranges) == 1 else {"$or": ranges}
+
+
+def _batches(entries: Sequence[Resealed]) -> Iterator[list[Resealed]]:
+    """In order, none much larger than what one reply may be waited for."""
+    batch: list[Resealed] = []
+    size = 0
+    for one in entries:
+        batch.append(one)
+        size += 2 * len(one.old)
+        if size >= _RESEALED_TOGETHER_BYTES:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
 
 
 def _key(entry: Entry) -> Document:

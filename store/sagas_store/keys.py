@@ -218,6 +218,27 @@ class Keys:
             pass
         return await self.list_of_tenant(tenant)
 
+    async def discard(self, key_id: str) -> bool:
+        """Overwrite one retired key's wrapped bytes, for good; whether they are gone. Never those of an active one.
+
+        Safe to repeat.
+        """
+
+        async def write() -> bool:
+            done = await self._collection.update_one(
+                {"_id": key_id, "state": KeyState.RETIRED},
+                [
+                    {"$set": {"state": KeyState.DESTROYED, "destroyed_at": "$$NOW"}},
+                    {"$unset": ["wrapped"]},
+                ],
+            )
+            return done.matched_count == 1
+
+        if await self._patience.call("discard key", write):
+            return True
+        found = await self.get(key_id)  # ours, the reply lost; or another one's
+        return found is not None and found.state is KeyState.DESTROYED
+
     async def _insert(self, key: NewKey, session: AsyncClientSession | None) -> None:
         content: Document = {
             "purpose": key.purpose,

@@ -47,6 +47,7 @@ RUNS_SPEC_NAME: Final = "runs"
 CLAIM_INDEX: Final = "claim"
 TURN_INDEX: Final = "turn"
 _CLAIMABLE: Final = sorted(origins_of(State.RUNNING))
+_COUNTED_TOGETHER: Final = 2_000
 _CLAIM_ROUNDS: Final = 3
 """How often one claim looks for further candidates after losing some to another worker; then the next poll is due."""
 _RESUMED_MAX: Final = 16
@@ -154,6 +155,7 @@ class RunRecord:
     overdue: bool = False
     """The deadline passed after the gate; the run goes on."""
     restarted_from: str | None = None
+    started_reason: bytes | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -751,15 +753,37 @@ class Runs:
 
         return [_record(found) for found in await self._patience.call("list runs", read)]
 
-    async def needing_key(self, key_id: str, *, after: str = "", limit: int) -> list[RunRecord]:
-        """Runs with a payload that is sealed with this key, in the order of their ids, without their inputs."""
+    async def needing_key(
+        self, key_id: str, *, states: frozenset[State] | None = None, after: str = "", limit: int
+    ) -> list[RunRecord]:
+        """Runs that may have a payload sealed with this key, in the order of their ids, without their inputs.
+
+        None that has one is missing. One that has none can be among them: a run names a key before it is used.
+        """
 
         async def read() -> list[Document]:
             return await self._collection.find(
-                needing_key_filter(key_id, after), {"input": 0}, sort=[("_id", 1)], limit=limit
+                needing_key_filter(key_id, states, after), {"input": 0}, sort=[("_id", 1)], limit=limit
             ).to_list(None)
 
         return [_record(found) for found in await self._patience.call("list runs of a key", read)]
+
+    async def count_needing_key(self, key_id: str) -> dict[State, int]:
+        """How many runs may have a payload sealed with this key, by state."""
+        counts: Counter[State] = Counter()
+        after = ""
+        while True:  # a page at a time: however many there are, no single answer takes longer than one is waited for
+
+            async def read(after: str = after) -> list[Document]:
+                return await self._collection.find(
+                    needing_key_filter(key_id, after=after), {"state": 1}, sort=[("_id", 1)], limit=_COUNTED_TOGETHER
+                ).to_list(None)
+
+            page = await self._patience.call("count runs of a key", read)
+            counts.update(State(found["state"]) for found in page)
+            if len(page) < _COUNTED_TOGETHER:
+                return dict(counts)
+            after = page[-1]["_id"]
 
     async def held_groups(self, states: frozenset[State], tenant: str | None) -> list[HeldGroup]:
         """Held runs, counted; the largest groups first."""
@@ -843,9 +867,10 @@ def at_rest_filter(run_ids: Sequence[str]) -> Document:
     return {"_id": {"$in": list(run_ids)}, "due_at": {"$exists": False}}
 
 
-def needing_key_filter(key_id: str, after: str = "") -> Document:
+def needing_key_filter(key_id: str, states: frozenset[State] | None = None, after: str = "") -> Document:
     """Runs that name this key among theirs."""
-    return {"keys": key_id, "_id": {"$gt": after}}
+    narrowed: Document = {"state": {"$in": sorted(states)}} if states is not None else {}
+    return {"keys": key_id, "_id": {"$gt": after}, **narrowed}
 
 
 PAGE_ORDER: Final = [("created_at", -1), ("_id", -1)]
@@ -941,6 +966,7 @@ def _record(document: Document) -> RunRecord:
     stop: Any = document.get("stop")
     blocked: Any = document.get("blocked")
     payload, sealed_key = document.get("input"), document.get("sealed_key")
+    started_reason = document.get("started_reason")
     return RunRecord(
         run_id=document["_id"],
         saga=document["saga"],
@@ -972,6 +998,7 @@ def _record(document: Document) -> RunRecord:
         deadline=document.get("deadline"),
         overdue=document.get("overdue", False),
         restarted_from=document.get("restarted_from"),
+        started_reason=bytes(started_reason) if started_reason is not None else None,
         input=bytes(payload) if payload is not None else None,
     )
 

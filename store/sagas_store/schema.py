@@ -223,7 +223,7 @@ SCHEMA: Final = (
                 name="sealed_with",
                 keys=(("keys", 1), ("_id", 1)),
                 partial={"keys": {"$exists": True}},
-                serves=("needing_key",),
+                serves=("needing_key", "count_needing_key"),
             ),
             IndexSpec(
                 name="list_of_tenant",
@@ -242,14 +242,14 @@ SCHEMA: Final = (
                 serves=("page_of_states_and_saga",),
             ),
         ),
-        primary_key_serves=("claim", "renew", "settle", "get", "at_rest"),
+        primary_key_serves=("claim", "renew", "settle", "get", "at_rest", "replace", "keep_keys"),
     ),
     CollectionSpec(
         name=JOURNAL_SPEC_NAME,
-        purpose="one document per entry of a run's journal, keyed by run and sequence number, never changed",
+        purpose="one document per entry of a run's journal, keyed by run and number; only its seal ever changes",
         validator={"$jsonSchema": _ENTRY},
         indexes=(),
-        primary_key_serves=("append", "load", "load_many", "last_context"),
+        primary_key_serves=("append", "load", "load_many", "last_context", "reseal"),
     ),
     CollectionSpec(
         name=KEYS_SPEC_NAME,
@@ -269,7 +269,7 @@ SCHEMA: Final = (
                 serves=("list_of_tenant", "destroy"),
             ),
         ),
-        primary_key_serves=("get", "insert_first", "rotate", "rewrap", "page"),
+        primary_key_serves=("get", "insert_first", "rotate", "rewrap", "discard", "page"),
     ),
 )
 

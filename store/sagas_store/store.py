@@ -18,6 +18,7 @@ from sagas_store.faults import Patience, is_worth_committing_again
 from sagas_store.interventions import Interventions
 from sagas_store.journal import JOURNAL_SPEC_NAME, Journal
 from sagas_store.keys import KEYS_SPEC_NAME, Keys
+from sagas_store.resealing import Resealing
 from sagas_store.runs import RUNS_SPEC_NAME, Runs
 from sagas_store.schema import Schema
 from sagas_store.server import refuse_unsafe
@@ -74,6 +75,7 @@ class MongoStore:
         self.keys = Keys(self._driver, self._driver.collection(prefix + KEYS_SPEC_NAME), self._patience)
         self.schema = Schema(self._driver, prefix, self._patience)
         self.interventions = Interventions(runs, self.runs, self.journal, self._patience, self.commit_together)
+        self.resealing = Resealing(self._driver, runs, self.journal, self._patience)
         self.hints = Hints(self._driver, runs)
         self.clock = ServerClock(monotonic)
         self.keyring = keyring

@@ -5,7 +5,8 @@ document per effect, with the idempotency key as its `_id`, so that a repeated k
 closes its step's key, so that what arrives after it has no effect. What a run does beyond the ordinary is said by the
 `plan` in its context; it waits at a gate until there is a document with its run's id in `gates`.
 
-Environment: SAGAS_MONGODB_URI, SAGAS_DATABASE, APP_OPTIONS (JSON: lease_s, grace_s, poll_s, concurrency, version).
+Environment: SAGAS_MONGODB_URI, SAGAS_DATABASE, APP_OPTIONS (JSON: lease_s, grace_s, poll_s, concurrency, version,
+key_age_s); with SAGAS_MASTER_KEYS what it stores is sealed.
 """
 
 from __future__ import annotations
@@ -25,7 +26,18 @@ from pydantic import BaseModel
 from pymongo import AsyncMongoClient
 from pymongo.errors import DuplicateKeyError
 
-from sagas import MongoStore, NonRetryable, Retryable, RetryPolicy, Saga, Step, Worker, WorkerOptions
+from sagas import (
+    Keyring,
+    LocalKeyWrapper,
+    MongoStore,
+    NonRetryable,
+    Retryable,
+    RetryPolicy,
+    Saga,
+    Step,
+    Worker,
+    WorkerOptions,
+)
 from sagas.decide import Activity
 from sagas.identity import step_key
 from sagas_store.journal import journal_filter
@@ -234,8 +246,11 @@ async def make_worker() -> Worker:
         os.environ["SAGAS_MONGODB_URI"], serverSelectionTimeoutMS=2_000, tz_aware=True
     )
     database = client[os.environ["SAGAS_DATABASE"]]
+    keyring = None
+    if "SAGAS_MASTER_KEYS" in os.environ:
+        keyring = Keyring(LocalKeyWrapper.from_env(), max_age=timedelta(seconds=options["key_age_s"]))
     return Worker(
-        MongoStore(database),
+        MongoStore(database, keyring=keyring),
         [fulfil(options.get("version", 1)), transact(), deaf()],
         resources=Shop(database),
         options=WorkerOptions(

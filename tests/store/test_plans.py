@@ -19,7 +19,9 @@ from pymongo.database import Database
 
 from sagas_store import MongoStore
 from sagas_store.errors import FenceLost
+from sagas_store.journal import Resealed
 from sagas_store.keys import KEYS_SPEC_NAME
+from sagas_store.resealing import ResealedField
 from sagas_store.runs import RunFilter, RunPosition
 from sagas_store.schema import SCHEMA
 from sagas_store.states import HELD, OPEN, SETTLED, State
@@ -124,6 +126,17 @@ async def append(store: MongoStore) -> None:
     await late(store.journal.append(entry("due-7", 3, token="late")))  # the number is taken: whose is it?
 
 
+async def replace_input(store: MongoStore) -> None:
+    field = ResealedField("input", b"old", b"new")
+    await store.resealing.replace("delayed-77", f"{9:016x}", [field], [])
+
+
+async def keep_keys(store: MongoStore) -> None:
+    run = await store.runs.get("due-7")
+    assert run is not None
+    await store.resealing.keep_keys(run, [f"{8:016x}"], last_seq=99)
+
+
 def page(
     states: frozenset[State], saga: str | None = None, *, after: bool = False, **narrower: Any
 ) -> Callable[[MongoStore], Awaitable[Any]]:
@@ -151,6 +164,8 @@ CASES: Final = [
     Case("settle", settle, 55),
     Case("get", lambda store: store.runs.get("delayed-77"), 2),
     Case("get", lambda store: store.runs.get_many(IDS), 2 * len(IDS) + 5, "many"),
+    Case("replace", replace_input, 2),
+    Case("keep_keys", keep_keys, 3),
     Case("at_rest", lambda store: store.runs.at_rest([f"settled-{n}" for n in range(500)]), 1_005),
     Case("page_of_states", page(ALL), 51 + 2 * len(ALL)),
     Case("page_of_states", page(ALL, after=True), 52 + 2 * len(ALL), "the next page"),
@@ -165,9 +180,11 @@ CASES: Final = [
     Case("page_of_tenant", page(ALL, tenant="tenant-001"), 51 + 2 * len(ALL)),
     Case("page_of_tenant", page(HELD, tenant="tenant-001"), 2 * len(HELD), "of which there are none"),
     Case("needing_key", lambda store: store.runs.needing_key(f"{3:016x}", limit=50), 52),
+    Case("count_needing_key", lambda store: store.runs.count_needing_key(f"{9:016x}"), DUE + 5),
     Case("append", append, 2),
     Case("load", lambda store: store.journal.load("due-7"), ENTRIES + 2),
     Case("load_many", lambda store: store.journal.load_many(IDS), len(IDS) * (ENTRIES + 2)),
+    Case("reseal", lambda store: store.journal.reseal("due-7", [Resealed(2, "payload", b"\x01{}", b"\x01{}")]), 2),
     Case("last_context", lambda store: store.journal.last_context("due-7"), ENTRIES + 2),
 ]
 
