@@ -32,7 +32,7 @@ from sagas.wrapping import KeyName
 from tests.sealing.wrapping import CountingWrapper
 from tests.support.waiting import eventually
 
-__all__ = ["POLL", "WHY", "Deployment", "Order", "Shop", "fulfil"]
+__all__ = ["POLL", "WHY", "Deployment", "Order", "Shop", "flip", "fulfil"]
 
 WHY: Any = {"by": "ann@shop", "reason": "the customer changed their mind"}
 POLL = timedelta(milliseconds=20)
@@ -142,3 +142,10 @@ class Deployment:
 
         await eventually(there, what=what, within_s=20)
         return await self.info(run)
+
+
+def flip(stored: bytes, at: int, bit: int = 0) -> bytes:
+    """The bytes with one bit of one of them flipped."""
+    altered = bytearray(stored)
+    altered[at] ^= 1 << bit
+    return bytes(altered)
