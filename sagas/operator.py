@@ -22,7 +22,7 @@ from sagas.decide import Progress
 from sagas.definition import Saga
 from sagas.errors import InvalidInput, OperatorRefused, PayloadTooLarge, RunNotFound, SagaError
 from sagas.identity import restart_id_of
-from sagas.keyring import ClaimRound, keys_of
+from sagas.keyring import ClaimRound, keys_of, sealer_of
 from sagas.limits import Limits
 from sagas.payload import NotJournalable, dump_context, dump_text
 from sagas.sealing import SEALED_OVERHEAD_BYTES, Slot, place_of_payload, place_of_reason
@@ -236,7 +236,7 @@ class Operator:
         if run.state is not State.QUARANTINED and not (run.state is State.PENDING and run.blocked is not None):
             raise OperatorRefused(run.run_id, run.state, "it is not held because of its key")
         seq, stored = await self._store.journal.last_context(run.run_id) or (None, run.input or b"")
-        sealer = await self._keys.sealer(run.tenant, run.run_id, [stored], claim_round=together)
+        sealer = await sealer_of(self._keys, run, stored, claim_round=together)
         sealer.open(*((Slot.INPUT, 0) if seq is None else (Slot.CONTEXT, seq)), stored)
 
     # ---------------------------------------------------------------- in bulk
