@@ -386,7 +386,7 @@ class Operator:
             )
 
         try:
-            await self._store.interventions.move_on(run, entry, key_id=sealer.key_id)
+            await self._store.interventions.move_on(run, entry, key_id=sealer.key_id, in_place=kind is Kind.REQUEUED)
         except WrongState as moved:
             raise OperatorRefused(
                 run.run_id, State(moved.state), "somebody else was quicker; look at it again"

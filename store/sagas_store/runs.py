@@ -359,8 +359,9 @@ class Runs:
 
         longest_due = await self._patience.call("find due runs", find_longest_due)
         all_seen = len(longest_due) < limit
-        if all_seen or not any("tenant" in found for found in longest_due):
-            return room.fit(longest_due, limit), all_seen
+        if all_seen:
+            return room.fit(longest_due, limit), True
+        # Also where none of these has a tenant: behind them tenants may be waiting. Without any it is one empty look.
         share, self._odd = (limit + self._odd) // 2, (limit + self._odd) % 2
         in_turn = await self._in_turn(definitions, limit if room.bounded else share, room.full)
         return room.fit([*in_turn[:share], *longest_due, *in_turn[share:]], limit), False
@@ -370,7 +371,7 @@ class Runs:
     ) -> list[Document]:
         """Up to `limit` due runs of the tenants whose turn it is, in the order of their names, round and round."""
         found: list[Document] = []
-        for after in (self._turn, ""):
+        for after in dict.fromkeys((self._turn, "")):
             if len(found) < limit:
 
                 async def find(after: str = after, missing: int = limit - len(found)) -> list[Document]:

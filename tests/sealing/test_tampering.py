@@ -11,13 +11,11 @@ import random
 import secrets
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from datetime import timedelta
+from dataclasses import dataclass
 from itertools import permutations
 from typing import Any, Final
 
 import pytest
-from pydantic import BaseModel
 
 from sagas import (
     HELD,
@@ -26,14 +24,9 @@ from sagas import (
     Keyring,
     Kind,
     MongoStore,
-    NonRetryable,
-    Retryable,
-    RetryPolicy,
     RunInfo,
-    Saga,
     Start,
     State,
-    Step,
     Tampered,
     Unreadable,
 )
@@ -41,10 +34,10 @@ from sagas.sealing import KEY_ID_BYTES, SEALED_OVERHEAD_BYTES, RunOpener, Slot, 
 from sagas_store.entries import Entry
 from tests.sealing.deployment import WHY, Deployment, flip
 from tests.sealing.letters import Office, everything_a_user_does
+from tests.sealing.parcels import Depot, Parcel, Warehouse, parcels
 from tests.sealing.witness import Witness
 from tests.sealing.wrapping import CountingWrapper
 from tests.support.crashing import working
-from tests.support.waiting import eventually
 
 Place = tuple[str, Slot, int]
 """Run, slot and number."""
@@ -134,89 +127,6 @@ async def test_every_bit_and_every_place_of_everything_sealed_is_authenticated(
 # ------------------------------------------------------------------------------------ what a worker makes of it
 
 
-class Parcel(BaseModel):
-    number: int
-    way: str
-    done: tuple[str, ...] = ()
-
-    def after(self, step: Step[Any]) -> Parcel:
-        return self.model_copy(update={"done": (*self.done, step.name)})
-
-
-@dataclass
-class Depot:
-    """How often each run's functions were called. Once in each run, one of them puts it off for an hour."""
-
-    calls: Counter[str] = field(default_factory=Counter)
-    seen: set[str] = field(default_factory=set)
-
-    def called(self, step: Step[Depot], *, put_off: bool = False) -> None:
-        self.calls[step.run_id] += 1
-        if put_off and step.run_id not in self.seen:
-            self.seen.add(step.run_id)
-            raise Retryable("later", retry_after=3600)
-
-
-parcels = Saga("parcels", Parcel)
-ONCE: Final = RetryPolicy(max_attempts=1)
-
-
-@parcels.step
-async def pack(parcel: Parcel, step: Step[Depot]) -> Parcel:
-    step.resources.called(step)
-    return parcel.after(step)
-
-
-@pack.compensation
-async def unpack(parcel: Parcel, step: Step[Depot]) -> None:
-    step.resources.called(step, put_off=True)
-
-
-@parcels.step(no_compensation=True, transactional=True)
-async def label(parcel: Parcel, step: Step[Depot]) -> Parcel:
-    step.resources.called(step, put_off=parcel.way in ("midway", "stopped"))
-    return parcel.after(step)
-
-
-@parcels.pivot(retry=ONCE)
-async def ship(parcel: Parcel, step: Step[Depot]) -> Parcel:
-    step.resources.called(step)
-    if parcel.way == "undone":
-        raise NonRetryable("no van")
-    if parcel.way in ("probed", "judged"):
-        raise TimeoutError
-    return parcel.after(step)
-
-
-@ship.probe
-async def shipped(parcel: Parcel, step: Step[Depot]) -> Parcel | None:
-    step.resources.called(step)
-    if parcel.way == "judged":
-        raise NonRetryable("no answer")
-    return parcel.after(step)
-
-
-@parcels.step
-async def bill(parcel: Parcel, step: Step[Depot]) -> Parcel:
-    step.resources.called(step, put_off=parcel.way in ("late", "probed", "judged"))
-    return parcel.after(step)
-
-
-WAYS: Final = {
-    "fresh": (None, State.COMPLETED),
-    "midway": (Kind.STEP_SUCCEEDED, State.COMPLETED),
-    "stopped": (Kind.STEP_SUCCEEDED, State.CANCELLED),
-    "late": (Kind.STEP_SUCCEEDED, State.COMPLETED),
-    "probed": (Kind.PROBE_SUCCEEDED, State.COMPLETED),
-    "judged": (Kind.VERDICT, State.COMPLETED),
-    "undone": (Kind.STEP_SUCCEEDED, State.COMPENSATED),
-}
-"""How a parcel goes: what kind of entry has its newest context when it is put off, and how it ends."""
-
-EACH: Final = 50
-TENANTS: Final = ("vinet", "hanar")
-
-
 @dataclass
 class Case:
     """One sealed value of one run, and what is put in its place."""
@@ -299,95 +209,31 @@ async def put(database: Any, case: Case) -> None:
     assert done.matched_count == 1, case
 
 
-class Warehouse:
-    """Parcels under way, of two tenants, each put off for an hour, and with it the worker that drives them."""
-
-    def __init__(self, shop: Deployment) -> None:
-        self.shop = shop
-        self.client: Client = shop.client
-        self.depot = Depot()
-        self.ways: dict[str, str] = {}
-        """Run id -> how it goes."""
-
-    async def prepare(self) -> None:
-        starts = {
-            way: [
-                Start(
-                    Parcel(number=n, way=way),
-                    key=f"{way} {n}",
-                    tenant=TENANTS[n % 2],
-                    delay=timedelta(hours=1) if way == "fresh" else None,
-                )
-                for n in range(EACH)
-            ]
-            for way in WAYS
-        }
-        async with working(self.shop.store, parcels, resources=self.depot):
-            for way, some in starts.items():
-                self.ways |= {run.run_id: way for run in await self.client.start_many(parcels, some)}
-            held = await self.until_at_rest()
-            assert {self.ways[run["_id"]] for run in held} == {"judged"}
-            for run in held:
-                context = Parcel(number=0, way="judged")
-                await self.shop.operator.verdict(parcels, run["_id"], happened=True, context=context, **WHY)
-            assert not await self.until_at_rest()
-        for run_id, way in self.ways.items():
-            if way == "stopped":
-                await self.client.stop(run_id, **WHY)
-        put_off = await self.shop.operator.retry_now_many(**WHY)
-        assert len(put_off.done) == EACH * (len(WAYS) - 1), put_off.refused
-        await self.make_due()
-
-    async def make_due(self) -> None:
-        await self.shop.database["sagas.runs"].update_many({"state": "pending"}, [{"$set": {"due_at": "$$NOW"}}])
-
-    async def until_at_rest(self) -> list[Any]:
-        """Wait until no run is under way or due; those that are held."""
-        runs = self.shop.database["sagas.runs"]
-        soon = {"$or": [{"state": "running"}, {"$expr": {"$lte": ["$due_at", "$$NOW"]}, "due_at": {"$exists": True}}]}
-
-        async def all_wait() -> bool:
-            return bool(await runs.count_documents(soon) == 0)
-
-        await eventually(all_wait, what="all runs wait", within_s=60)
-        found: list[Any] = await runs.find({"state": {"$in": sorted(HELD)}}).to_list(None)
-        return found
-
-    async def work(self) -> None:
-        """Let a worker do whatever can be done."""
-        async with working(self.shop.anew().store, parcels, resources=self.depot):
-            await self.until_at_rest()
-
-    async def assert_all_ended(self, *, but: set[str]) -> None:
-        for run_id in self.ways.keys() - but:
-            way = self.ways[run_id]
-            assert (await self.client.get(run_id)).state is WAYS[way][1], (way, run_id)
-
-    async def cases(self, rng: random.Random) -> list[Case]:
-        """One case for most runs, and what it alters."""
-        journals: dict[str, list[Any]] = {run_id: [] for run_id in self.ways}
-        async for entry in self.shop.database["sagas.journal"].find().sort("_id"):
-            journals[entry["_id"]["run"]].append(entry)
-        runs = await self.shop.database["sagas.runs"].find().to_list(None)
-        by_run = {run["_id"]: list(cases_of(run, journals[run["_id"]], self.ways[run["_id"]])) for run in runs}
-        all_of_it = [case for cases in by_run.values() for case in cases]
-        chosen = []
-        for cases in by_run.values():
-            executed = [case for case in cases if case.executed]
-            draw = rng.random()
-            if draw > 0.15:
-                chosen.append(rng.choice(executed if draw < 0.6 else cases))
-                alter(chosen[-1], all_of_it, rng)
-        return chosen
+async def choose_cases(warehouse: Warehouse, rng: random.Random) -> list[Case]:
+    """One case for most runs, and what it alters."""
+    journals: dict[str, list[Any]] = {run_id: [] for run_id in warehouse.ways}
+    async for entry in warehouse.shop.database["sagas.journal"].find().sort("_id"):
+        journals[entry["_id"]["run"]].append(entry)
+    runs = await warehouse.shop.database["sagas.runs"].find().to_list(None)
+    by_run = {run["_id"]: list(cases_of(run, journals[run["_id"]], warehouse.ways[run["_id"]])) for run in runs}
+    all_of_it = [case for cases in by_run.values() for case in cases]
+    chosen = []
+    for cases in by_run.values():
+        executed = [case for case in cases if case.executed]
+        draw = rng.random()
+        if draw > 0.15:
+            chosen.append(rng.choice(executed if draw < 0.6 else cases))
+            alter(chosen[-1], all_of_it, rng)
+    return chosen
 
 
 @pytest.mark.slow
 async def test_a_run_is_never_executed_from_what_was_tampered_with_and_no_other_run_suffers(
     shop: Deployment, rng: random.Random
 ) -> None:
-    warehouse = Warehouse(shop)
+    warehouse = Warehouse(shop, each=50)
     await warehouse.prepare()
-    cases = await warehouse.cases(rng)
+    cases = await choose_cases(warehouse, rng)
     for case in cases:
         await put(shop.database, case)
     calls = warehouse.depot.calls.copy()
