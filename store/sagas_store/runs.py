@@ -419,8 +419,9 @@ class Runs:
         self, definitions: Sequence[tuple[str, int]], limit: int, longest_due: list[Document], room: _Room
     ) -> list[str]:
         """Which runs to claim. Where there is not room for all that is due, tenants take turns for half of it."""
-        if len(longest_due) < limit or not any("tenant" in found for found in longest_due):
+        if len(longest_due) < limit:
             return room.fit(longest_due, limit)
+        # Also where none of these has a tenant: behind them tenants may be waiting. Without any it is one empty look.
         share, self._odd = (limit + self._odd) // 2, (limit + self._odd) % 2
         in_turn = await self._in_turn(definitions, limit if room.bounded else share, room.full)
         return room.fit([*in_turn[:share], *longest_due, *in_turn[share:]], limit)
@@ -430,7 +431,7 @@ class Runs:
     ) -> list[Document]:
         """Up to `limit` due runs of the tenants whose turn it is, in the order of their names, round and round."""
         found: list[Document] = []
-        for after in (self._turn, ""):
+        for after in dict.fromkeys((self._turn, "")):
             if len(found) < limit:
 
                 async def find(after: str = after, missing: int = limit - len(found)) -> list[Document]:

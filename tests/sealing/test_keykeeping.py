@@ -35,7 +35,7 @@ from sagas.sealing import keys_needed
 from sagas.wrapping import KeyName
 from sagas_store.errors import FenceLost
 from sagas_store.runs import Blocked, RunRecord
-from tests.sealing.test_sealed_runs import WHY, Deployment, Order, fulfil
+from tests.sealing.deployment import WHY, Deployment, Order, fulfil
 from tests.store.making import entry
 
 DELAY = timedelta(hours=1)
