@@ -131,24 +131,24 @@ async def test_a_claim_is_three_round_trips_whatever_its_size_and_an_idle_poll_t
     store: MongoStore, database: Any, mongo_uri: str
 ) -> None:
     async with Client(store) as client:
-        await client.start_many(SAGA, [Start(Order()) for _ in range(40)])
+        await client.start_many(SAGA, [Start(Order()) for _ in range(60)])
     async with counted(database, mongo_uri) as sent:
-        runs = await sent.store.runs.claim_due(DEFINITIONS, token="t", worker="w", lease=LEASE, limit=40)
+        # More is due than fits, so it is asked whose turn it is.
+        runs = await sent.store.runs.claim_due(DEFINITIONS, token="t", worker="w", lease=LEASE, limit=20)
+        assert [name for name, _ in sent.commands.sent] == ["find", "find", "update", "find"]
+        assert row("a claim of less than is due") == (1, 3)
+    async with counted(database, mongo_uri) as sent:
+        runs = await sent.store.runs.claim_due(DEFINITIONS, token="u", worker="w", lease=LEASE, limit=64)
         assert len(runs) == 40
         assert [name for name, _ in sent.commands.sent] == ["find", "update", "find"]
         assert row("a claim, of any number of runs") == (1, 2)
-        sent.commands.sent.clear()
-        assert not await sent.store.runs.claim_due(DEFINITIONS, token="u", worker="w", lease=LEASE, limit=24)
-        await sent.store.runs.next_due_at(DEFINITIONS)
-        # The claim before found all it had asked for, so this one went on from there and then looked from the start.
-        assert [name for name, _ in sent.commands.sent] == ["find", "find", "find"]
         sent.commands.sent.clear()
         assert not await sent.store.runs.claim_due(DEFINITIONS, token="v", worker="w", lease=LEASE, limit=24)
         await sent.store.runs.next_due_at(DEFINITIONS)
         assert [name for name, _ in sent.commands.sent] == ["find", "find"]
         assert row("an idle poll") == (0, 2)
         sent.commands.sent.clear()
-        await sent.store.runs.renew({run.run_id: "t" for run in runs}, lease=LEASE)
+        await sent.store.runs.renew({run.run_id: "u" for run in runs}, lease=LEASE)
         assert sorted(name for name, _ in sent.commands.sent) == ["find", "update"]
         assert row("a heartbeat, of all of a worker's runs") == (1, 1)
 
