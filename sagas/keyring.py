@@ -61,7 +61,7 @@ from sagas_store.errors import KeyIdTaken
 from sagas_store.keys import KeyRecord, Keys, KeyState, NewKey, Purpose
 from sagas_store.runs import RunRecord
 
-__all__ = ["ClaimRound", "Keyring", "NoKeys", "Rewrapped", "keys_of", "opened_text", "sealer_of"]
+__all__ = ["WORDS_PATIENCE_S", "ClaimRound", "Keyring", "NoKeys", "Rewrapped", "keys_of", "opened_text", "sealer_of"]
 
 T = TypeVar("T")
 K = TypeVar("K", DataKey, LookupKey)
@@ -69,6 +69,9 @@ K = TypeVar("K", DataKey, LookupKey)
 _KIND: Final[dict[Purpose, type[DataKey | LookupKey]]] = {Purpose.DATA: DataKey, Purpose.LOOKUP: LookupKey}
 _PURPOSE: Final = {kind: purpose for purpose, kind in _KIND.items()}
 _PAGE: Final = 100
+
+WORDS_PATIENCE_S: Final = 2.0
+"""How long a person who presses Stop, or looks at a run, waits for the key of words that are for reading alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -504,13 +507,14 @@ async def sealer_of(
 
 
 async def opened_text(keys: Keyring | NoKeys, run: RunRecord, slot: Slot, seq: int, stored: bytes | None) -> str | None:
-    """Words stored with a run; None where there are none, or they do not open here."""
+    """Words stored with a run; None where there are none, or they do not open here and now."""
     if stored is None:
         return None
     try:
-        opener = await keys.opener(run.tenant, run.run_id, [stored])
+        async with asyncio.timeout(WORDS_PATIENCE_S):
+            opener = await keys.opener(run.tenant, run.run_id, [stored])
         return load_text(opener.open(slot, seq, stored), f"run {run.run_id}, {slot}")
-    except (CannotOpen, Unreadable):
+    except (CannotOpen, Unreadable, TimeoutError):
         return None
 
 

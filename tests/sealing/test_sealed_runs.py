@@ -341,6 +341,26 @@ async def test_tenants_with_due_runs_take_turns(shop: Deployment) -> None:
     assert claims <= 3, "one round of turns"
 
 
+async def test_with_several_workers_no_tenant_waits_for_more_than_a_round_of_turns(shop: Deployment) -> None:
+    tenants = [f"t{number:02}" for number in range(20)]
+    await shop.client.start_many(fulfil, [Start(Order(), tenant=one) for _ in range(100) for one in tenants])
+    late = [await shop.client.start(fulfil, Order(), tenant=name) for name in ("a", "t10 late", "z")]
+    workers = [shop.store, shop.anew().store, shop.anew().store]
+    claimed: set[str] = set()
+    for count in range(len(tenants) + len(late)):
+        claims = (
+            store.runs.claim_due(
+                [("fulfil", 1)], token=f"{count} {number}", worker="w", lease=timedelta(minutes=5), limit=8
+            )
+            for number, store in enumerate(workers)
+        )
+        taken = [run.run_id for runs in await asyncio.gather(*claims) for run in runs]
+        assert not claimed & set(taken), "no run is claimed twice"
+        assert len(taken) == len(set(taken)) >= 8
+        claimed |= set(taken)
+    assert {run.run_id for run in late} <= claimed
+
+
 async def test_a_tenant_can_be_limited(shop: Deployment) -> None:
     runs = await shop.client.start_many(
         fulfil, [Start(Order(note="wait"), tenant="vinet") for _ in range(5)] + [Start(Order(), tenant="hanar")]
