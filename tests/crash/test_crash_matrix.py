@@ -24,6 +24,7 @@ from typing import Any, Final
 
 import pytest
 
+from sagas import Keyring, LocalKeyWrapper
 from sagas.errors import FenceLost, StoreUnavailable
 from sagas.lease import LeaseLapsed
 from sagas_store import MongoStore
@@ -209,9 +210,15 @@ SHAPES: Final = (
 )
 
 
-@pytest.fixture
-async def server(database: Any, store: MongoStore) -> AsyncIterator[Server]:
+@pytest.fixture(params=["unsealed", "sealed"])
+async def server(request: pytest.FixtureRequest, database: Any, store: MongoStore) -> AsyncIterator[Server]:
+    """Sealed, each process has a keyring of its own, and its trips to the keys are points like all others."""
     server = Server(database, store)
+    if request.param == "sealed":
+        wrapper = LocalKeyWrapper({"test": bytes(32)})
+        sealed = MongoStore(database, keyring=Keyring(wrapper))
+        await sealed.ready()
+        server = Server(database, sealed, wrapper=wrapper)
     await server.ready()
     yield server
     server.close()
@@ -345,7 +352,10 @@ async def freezes(server: Server, shape: Shape, plan: Plan, *, clock_stands: boo
             await world.lapse()
             if _holds_an_entry(frozen.trail, plan):
                 return await kept_out(world, frozen, working)
-            other = world.process(Plan(5, after=True, fate="suspend") if midway else None)
+            announced = (
+                5 if server.wrapper is None else 7
+            )  # its entry, after three trips, the journal's, and to the keys
+            other = world.process(Plan(announced, after=True, fate="suspend") if midway else None)
             async with other.working_until_suspended() as others:
                 before, calls = (await world.run(), await world.journal()), len(world.ledger)
                 frozen.late_s = 0.0 if clock_stands else 3600.0

@@ -35,9 +35,12 @@ from sagas import NonRetryable, Retryable, RetryPolicy, Saga, Step, StepDefiniti
 from sagas.clock import monotonic, new_token
 from sagas.decide import Activity
 from sagas.executor import Attempt, Executor
+from sagas.keyring import Keyring, keys_of
 from sagas.lease import Lease
 from sagas.limits import Limits
-from sagas.payload import dump_context, load_context
+from sagas.payload import dump_context, dump_text, load_context
+from sagas.sealing import Slot
+from sagas.wrapping import KeyWrapper
 from sagas_store import MongoStore
 from sagas_store.drivers import Driver
 from sagas_store.entries import Entry
@@ -153,9 +156,12 @@ class Plan:
 class Server:
     """A database with the schema applied, and one reading of its clock: what all worlds of a test share."""
 
-    def __init__(self, database: Any, store: MongoStore) -> None:
+    def __init__(self, database: Any, store: MongoStore, *, wrapper: KeyWrapper | None = None) -> None:
+        """With a `wrapper` the store has a keyring of it, and so has every process: payloads are sealed."""
         self.database = database
         self.store = store
+        self.wrapper = wrapper
+        self.keys = keys_of(store)
         self.runs = database["sagas.runs"]
         self.effects = database[EFFECTS]
         self.threads = ThreadPoolExecutor(2)
@@ -164,6 +170,7 @@ class Server:
 
     async def ready(self) -> None:
         await self.database.create_collection(EFFECTS)
+        await self.keys.sealer(None, "0")  # makes the keys, where there are any
         self._read_at = monotonic()
         self._server_time = (await self.database.command("hello"))["localTime"].replace(
             tzinfo=self.store.clock.now().tzinfo
@@ -380,10 +387,14 @@ class _Sessions:
 def _wired(process: Process, patience: timedelta) -> MongoStore:
     """A store of the process's own."""
     world = process.world
-    store = MongoStore(world.server.database, monotonic=world.monotonic, patience=patience, reply=patience)
+    keyring = Keyring(world.server.wrapper) if world.server.wrapper is not None else None
+    store = MongoStore(
+        world.server.database, keyring=keyring, monotonic=world.monotonic, patience=patience, reply=patience
+    )
     store.clock.observe(world.now())
     store.runs._collection = _Trips(process, "runs", store.runs._collection)  # type: ignore[assignment]
     store.journal._collection = _Trips(process, "journal", store.journal._collection)  # type: ignore[assignment]
+    store.keys._collection = _Trips(process, "keys", store.keys._collection)  # type: ignore[assignment]
     store._driver = _Sessions(process, store._driver)  # type: ignore[assignment]
     return store
 
@@ -425,13 +436,15 @@ class World:
     async def start(self) -> None:
         """Insert the run, due now."""
         created_at = self.server.clock_reading() - timedelta(seconds=1)
+        sealer = await self.server.keys.sealer(None, self.name)
         await self.server.store.runs.insert(
             NewRun(
                 run_id=self.name,
                 saga=self.saga.name,
                 version=self.saga.version,
                 fingerprint=self.saga.fingerprint,
-                input=dump_context(Order, Order())[0],
+                input=sealer.seal(Slot.INPUT, 0, dump_context(Order, Order())[0]),
+                keys=(sealer.key_id,) if sealer.key_id is not None else (),
                 created_at=created_at,
                 due_at=created_at,
             )
@@ -451,7 +464,9 @@ class World:
         )
 
     async def press_stop(self) -> None:
-        await self.server.store.interventions.ask_stop(self.name, by="the test", reason=b"")
+        sealer = await self.server.keys.sealer(None, self.name)
+        reason = sealer.seal(Slot.STOP, 0, dump_text("to see what happens"))
+        await self.server.store.interventions.ask_stop(self.name, by="the test", reason=reason, key_id=sealer.key_id)
 
     async def finish(self, **more: Any) -> Process:
         """Another worker takes over and goes on until the run is at rest."""
@@ -480,8 +495,9 @@ class World:
         if ends:
             assert run.state is self.shape.ends, f"{self.name} ended as {run.state}, not {self.shape.ends}"
         if run.state is State.COMPLETED:
-            _, payload = await self.server.store.journal.last_context(self.name) or (0, b"")
-            context = load_context(Order, payload, "the result")
+            seq, stored = await self.server.store.journal.last_context(self.name) or (0, b"")
+            opener = await self.server.keys.opener(None, self.name, [stored])
+            context = load_context(Order, opener.open(Slot.CONTEXT, seq, stored), "the result")
             assert context.trail == tuple(part.name for part in self.shape.parts), context
         return run
 
