@@ -187,7 +187,9 @@ async def test_a_key_lost_midway_leaves_the_step_in_doubt_that_its_dead_worker_h
         other = shop.anew()
         async with other.working():
             await other.until(run, lambda info: info.blocked_by is not None, "it is blocked")
-            await run.stop(**WHY)
+            answer = await run.stop(**WHY)
+            assert answer.outcome is StopOutcome.WILL_BE_UNDONE
+            assert "opens again" in answer.next
             shop.restore()
             await shop.make_due(run)
             with pytest.raises(RunRolledBack):
