@@ -32,7 +32,7 @@ from sagas.errors import (
     Unreadable,
 )
 from sagas.identity import run_id_of
-from sagas.keyring import ClaimRound, keys_of, opened_text
+from sagas.keyring import WORDS_PATIENCE_S, ClaimRound, keys_of, opened_text
 from sagas.limits import Limits
 from sagas.log import get_logger
 from sagas.payload import NotJournalable, dump_context, dump_text, load_context, load_error, load_text
@@ -411,14 +411,18 @@ class Client:
             # Between asking and looking it was started, or an operator let it go on: by now there is a run to stop.
             first = await self._store.interventions.ask_stop(run_id, by=by, reason=sealed, key_id=key_id)
             run = await self._record(run_id)
-        said = await opened_text(self._keys, run, Slot.STOP, 0, run.stop.reason if run.stop is not None else None)
+        if first:
+            said = reason if sealed is not None else None
+        else:
+            said = await opened_text(self._keys, run, Slot.STOP, 0, run.stop.reason if run.stop is not None else None)
         return answer(run, first=first, reason=said)
 
     async def _sealed_for_stop(self, run: RunRecord, reason: str) -> tuple[bytes | None, str | None]:
         """The reason as it is stored, and its key; None where it cannot be sealed: a stop does not wait for a key."""
         try:
-            sealer = await self._keys.sealer(run.tenant, run.run_id)
-        except CannotOpen:
+            async with asyncio.timeout(WORDS_PATIENCE_S):
+                sealer = await self._keys.sealer(run.tenant, run.run_id)
+        except (CannotOpen, TimeoutError):
             return None, None
         if sealer.key_id is None and run.keys:
             return None, None  # this client has no keyring, and nothing of this run may lie in the clear

@@ -380,8 +380,9 @@ class Attempt:
         run = self.run
         self._sealer = await sealer_of(self._shared.keys, run, stored, claim_round=self._claim_round)
         self._payload = self._open_context(seq, stored)
-        if self._sealer.key_id is not None and self._sealer.key_id not in run.keys:
-            await self._store.runs.note_key(run, self._sealer.key_id)
+        key_id = self._sealer.key_id
+        if run.blocked is not None or (key_id is not None and key_id not in run.keys):
+            await self._store.runs.note_opened(run, key_id)
 
     def _open_context(self, seq: int | None, stored: bytes) -> bytes:
         place = (Slot.INPUT, 0) if seq is None else (Slot.CONTEXT, seq)

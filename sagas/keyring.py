@@ -61,7 +61,17 @@ from sagas_store.errors import KeyIdTaken
 from sagas_store.keys import KeyRecord, Keys, KeyState, NewKey, Purpose
 from sagas_store.runs import RunRecord
 
-__all__ = ["DEFAULT_MAX_AGE", "ClaimRound", "Keyring", "NoKeys", "Rewrapped", "keys_of", "opened_text", "sealer_of"]
+__all__ = [
+    "DEFAULT_MAX_AGE",
+    "WORDS_PATIENCE_S",
+    "ClaimRound",
+    "Keyring",
+    "NoKeys",
+    "Rewrapped",
+    "keys_of",
+    "opened_text",
+    "sealer_of",
+]
 
 T = TypeVar("T")
 K = TypeVar("K", DataKey, LookupKey)
@@ -70,6 +80,9 @@ _KIND: Final[dict[Purpose, type[DataKey | LookupKey]]] = {Purpose.DATA: DataKey,
 _PURPOSE: Final = {kind: purpose for purpose, kind in _KIND.items()}
 _PAGE: Final = 100
 DEFAULT_MAX_AGE: Final = timedelta(minutes=5)
+
+WORDS_PATIENCE_S: Final = 2.0
+"""How long a person who presses Stop, or looks at a run, waits for the key of words that are for reading alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -506,13 +519,14 @@ async def sealer_of(
 
 
 async def opened_text(keys: Keyring | NoKeys, run: RunRecord, slot: Slot, seq: int, stored: bytes | None) -> str | None:
-    """Words stored with a run; None where there are none, or they do not open here."""
+    """Words stored with a run; None where there are none, or they do not open here and now."""
     if stored is None:
         return None
     try:
-        opener = await keys.opener(run.tenant, run.run_id, [stored])
+        async with asyncio.timeout(WORDS_PATIENCE_S):
+            opener = await keys.opener(run.tenant, run.run_id, [stored])
         return load_text(opener.open(slot, seq, stored), f"run {run.run_id}, {slot}")
-    except (CannotOpen, Unreadable):
+    except (CannotOpen, Unreadable, TimeoutError):
         return None
 
 

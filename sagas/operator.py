@@ -323,22 +323,6 @@ class Operator:
         verb = functools.partial(self.restart_as_new, by=by, reason=reason)
         return await self._each(chosen, verb, limit=limit, dry_run=dry_run)
 
-    def _chosen(
-        self,
-        states: Iterable[State],
-        tenant: str | None,
-        saga: str | None,
-        key_prefix: str | None,
-        started_before: datetime | None,
-    ) -> RunFilter:
-        return RunFilter(
-            states=frozenset(states),
-            tenant=self._reach.choose(tenant),
-            saga=saga,
-            key_prefix=searchable(self._store, key_prefix),
-            created_before=started_before,
-        )
-
     async def _each(
         self,
         chosen: RunFilter,

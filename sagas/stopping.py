@@ -138,6 +138,8 @@ def _next(run: RunRecord, decision: Decision) -> str:
             return "the rollback has begun already and is unfinished; it is held and waits for an operator's resume"
         case State.QUARANTINED | State.BROKEN:
             return f"it is undone as soon as it can be executed again; it is held ({run.state}) until an operator acts"
+        case State.PENDING if run.blocked is not None:
+            return f"it is undone as soon as its payload opens again, which it does not now: {run.blocked.failure}"
         case _ if run.phase is Phase.ROLLING_BACK:
             return "the rollback has begun; the remaining compensations run"
         case _:

@@ -642,9 +642,13 @@ class Runs:
             held = {"held": {"reason": {"$literal": quarantine}, "since": "$$NOW"}}
             await self._let_go(run, State.QUARANTINED, {**changes, **held}, ("due_at",), str(blocked), stop_known=True)
 
-    async def note_key(self, run: RunRecord, key_id: str) -> None:
-        """Record that payloads will be sealed with that key, before the first of them is. Raises FenceLost."""
-        await self._as_holder(run, "note the key", {"keys": with_key(key_id)})
+    async def note_opened(self, run: RunRecord, key_id: str | None) -> None:
+        """Record that this claim could open the run: it is blocked no longer, also if its worker dies from here on.
+
+        And that payloads will be sealed with that key, before the first of them is. Raises FenceLost.
+        """
+        keys = with_key(key_id) if key_id is not None else "$keys"
+        await self._as_holder(run, "note that it opened", {"keys": keys, "blocked": "$$REMOVE"})
 
     async def _let_go(
         self,

@@ -10,6 +10,8 @@ import pytest
 
 from sagas import (
     CannotOpen,
+    FenceLost,
+    KeyDenied,
     KeyLost,
     Kind,
     RunHeld,
@@ -18,6 +20,7 @@ from sagas import (
     StopOutcome,
 )
 from sagas.clock import new_token
+from sagas_store.runs import Blocked
 from tests.sealing.deployment import WHY, Deployment, Order, fulfil, nothing_is_due
 from tests.sealing.parcels import TENANTS, WAYS, Warehouse, parcels
 from tests.support.crashing import working
@@ -98,6 +101,54 @@ async def test_requeued_runs_go_in_the_order_in_which_they_were_started(shop: De
         [("fulfil", 1)], token=new_token(), worker="w", lease=timedelta(minutes=1), limit=10
     )
     assert [run.run_id for run in claimed] == [run.run_id for run in (*started, later)]
+
+
+async def test_a_claim_that_opens_a_run_ends_its_block_also_if_its_worker_dies_then(shop: Deployment) -> None:
+    run = await shop.client.start(fulfil, Order(note="wait"), tenant="vinet")
+    runs = shop.database["sagas.runs"]
+    since = {"$subtract": ["$$NOW", 2 * 60 * 60 * 1000]}
+    denied = {"count": 5, "since": since, "denied_since": since, "failure": "KeyDenied", "why": "no"}
+    await runs.update_one({"_id": run.run_id}, [{"$set": {"blocked": denied}}])
+    async with shop.working(concurrency=1):
+        await asyncio.wait_for(shop.shop.inside.wait(), 20)
+        # Its worker is as good as dead, and the key service refuses the next one: not since two hours, but for once.
+        shop.lose("vinet", failure=KeyDenied)
+        await runs.update_one({"_id": run.run_id}, [{"$set": {"due_at": "$$NOW"}}])
+        async with shop.anew().working():
+            info = await shop.until(run, lambda info: info.blocked_by is not None, "it is blocked")
+        assert info.blocked_count == 0
+
+
+async def test_a_holder_that_was_fenced_off_blocks_nothing(shop: Deployment) -> None:
+    run = await shop.client.start(fulfil, Order(), tenant="vinet")
+    claims = []
+    for name in ("slow", "quick"):
+        await shop.database["sagas.runs"].update_one({"_id": run.run_id}, [{"$set": {"due_at": "$$NOW"}}])
+        claims += await shop.store.runs.claim_due(
+            [("fulfil", 1)], token=name, worker=name, lease=timedelta(hours=1), limit=1
+        )
+    before = await shop.database["sagas.runs"].find_one({"_id": run.run_id})
+    blocked = Blocked(count=9, since=shop.store.clock.now(), failure="KeyLost", why="gone")
+    for quarantine in (None, "KeyLost: gone"):
+        with pytest.raises(FenceLost):
+            await shop.store.runs.block(claims[0], blocked, wait=timedelta(hours=1), quarantine=quarantine)
+    assert await shop.database["sagas.runs"].find_one({"_id": run.run_id}) == before
+    await shop.store.runs.block(claims[1], blocked, wait=timedelta(hours=1), quarantine=None)
+    assert (await shop.info(run)).blocked_count == 9
+
+
+async def test_who_presses_stop_does_not_wait_for_a_key_service_that_hangs(shop: Deployment) -> None:
+    run = await shop.client.start(fulfil, Order(), tenant="vinet", delay=timedelta(hours=1))
+    other = shop.anew()
+    shop.wrapper.release.clear()
+    began = asyncio.get_running_loop().time()
+    answer = await other.client.stop(run.run_id, **WHY)
+    again = await other.client.stop(run.run_id, **WHY)
+    took = asyncio.get_running_loop().time() - began
+    shop.wrapper.release.set()
+    assert [one.outcome for one in (answer, again)] == [StopOutcome.CANCELLED] * 2
+    assert (answer.reason, answer.by) == (None, WHY["by"])
+    assert took < 8, "the service alone would have kept them for ten seconds, twice"
 
 
 # ------------------------------------------------------------------------------------ destroyed

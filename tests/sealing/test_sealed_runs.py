@@ -185,7 +185,9 @@ async def test_a_key_lost_midway_leaves_the_step_in_doubt_that_a_dead_worker_had
     other = shop.anew()
     async with other.working():
         await other.until(run, lambda info: info.blocked_by is not None, "it is blocked")
-        await run.stop(**WHY)
+        answer = await run.stop(**WHY)
+        assert answer.outcome is StopOutcome.WILL_BE_UNDONE
+        assert "opens again" in answer.next
         shop.restore()
         await shop.make_due(run)
         with pytest.raises(RunRolledBack):
@@ -337,6 +339,26 @@ async def test_tenants_with_due_runs_take_turns(shop: Deployment) -> None:
         )
         assert len(taken) == 8
     assert claims <= 3, "one round of turns"
+
+
+async def test_with_several_workers_no_tenant_waits_for_more_than_a_round_of_turns(shop: Deployment) -> None:
+    tenants = [f"t{number:02}" for number in range(20)]
+    await shop.client.start_many(fulfil, [Start(Order(), tenant=one) for _ in range(100) for one in tenants])
+    late = [await shop.client.start(fulfil, Order(), tenant=name) for name in ("a", "t10 late", "z")]
+    workers = [shop.store, shop.anew().store, shop.anew().store]
+    claimed: set[str] = set()
+    for count in range(len(tenants) + len(late)):
+        claims = (
+            store.runs.claim_due(
+                [("fulfil", 1)], token=f"{count} {number}", worker="w", lease=timedelta(minutes=5), limit=8
+            )
+            for number, store in enumerate(workers)
+        )
+        taken = [run.run_id for runs in await asyncio.gather(*claims) for run in runs]
+        assert not claimed & set(taken), "no run is claimed twice"
+        assert len(taken) == len(set(taken)) >= 8
+        claimed |= set(taken)
+    assert {run.run_id for run in late} <= claimed
 
 
 async def test_a_tenant_can_be_limited(shop: Deployment) -> None:

@@ -38,10 +38,13 @@ from sagas import Client, NonRetryable, Retryable, RetryPolicy, Saga, Step, Step
 from sagas.clock import monotonic, new_token
 from sagas.decide import Activity
 from sagas.executor import Attempt, Executor
+from sagas.keyring import Keyring, keys_of
 from sagas.lease import Lease
 from sagas.limits import Limits
 from sagas.payload import dump_context, load_context
+from sagas.sealing import Slot
 from sagas.stopping import StopAnswer
+from sagas.wrapping import KeyWrapper
 from sagas_store import MongoStore
 from sagas_store.drivers import Driver
 from sagas_store.entries import Entry
@@ -174,9 +177,12 @@ class Plan:
 class Server:
     """A database with the schema applied, and one reading of its clock: what all worlds of a test share."""
 
-    def __init__(self, database: Any, store: MongoStore) -> None:
+    def __init__(self, database: Any, store: MongoStore, *, wrapper: KeyWrapper | None = None) -> None:
+        """With a `wrapper` the store has a keyring of it, and so has every process: payloads are sealed."""
         self.database = database
         self.store = store
+        self.wrapper = wrapper
+        self.keys = keys_of(store)
         self.runs = database["sagas.runs"]
         self.effects = database[EFFECTS]
         self.client = Client(store)
@@ -186,6 +192,7 @@ class Server:
 
     async def ready(self) -> None:
         await self.database.create_collection(EFFECTS)
+        await self.keys.sealer(None, "0")  # makes the keys, where there are any
         self._read_at = monotonic()
         self._server_time = (await self.database.command("hello"))["localTime"].replace(
             tzinfo=self.store.clock.now().tzinfo
@@ -435,10 +442,14 @@ class _Sessions:
 def _wired(process: Process, patience: timedelta) -> MongoStore:
     """A store of the process's own."""
     world = process.world
-    store = MongoStore(world.server.database, monotonic=world.monotonic, patience=patience, reply=patience)
+    keyring = Keyring(world.server.wrapper) if world.server.wrapper is not None else None
+    store = MongoStore(
+        world.server.database, keyring=keyring, monotonic=world.monotonic, patience=patience, reply=patience
+    )
     store.clock.observe(world.now())
     store.runs._collection = _Trips(process, "runs", store.runs._collection)  # type: ignore[assignment]
     store.journal._collection = _Trips(process, "journal", store.journal._collection)  # type: ignore[assignment]
+    store.keys._collection = _Trips(process, "keys", store.keys._collection)  # type: ignore[assignment]
     store.interventions._collection = store.runs._collection
     store._ready = True  # the server is known; to ask it again is no part of the story
     store._driver = _Sessions(process, store._driver)  # type: ignore[assignment]
@@ -484,13 +495,15 @@ class World:
     async def start(self) -> None:
         """Insert the run, due now."""
         created_at = self.server.clock_reading() - timedelta(seconds=1)
+        sealer = await self.server.keys.sealer(None, self.name)
         await self.server.store.runs.insert(
             NewRun(
                 run_id=self.name,
                 saga=self.saga.name,
                 version=self.saga.version,
                 fingerprint=self.saga.fingerprint,
-                input=dump_context(Order, Order())[0],
+                input=sealer.seal(Slot.INPUT, 0, dump_context(Order, Order())[0]),
+                keys=(sealer.key_id,) if sealer.key_id is not None else (),
                 created_at=created_at,
                 due_at=created_at,
                 deadline=created_at + _WEEKS if self.shape.deadline else None,
@@ -548,8 +561,9 @@ class World:
         if ends:
             assert run.state is self.shape.ends, f"{self.name} ended as {run.state}, not {self.shape.ends}"
         if run.state is State.COMPLETED:
-            _, payload = await self.server.store.journal.last_context(self.name) or (0, b"")
-            context = load_context(Order, payload, "the result")
+            seq, stored = await self.server.store.journal.last_context(self.name) or (0, b"")
+            opener = await self.server.keys.opener(None, self.name, [stored])
+            context = load_context(Order, opener.open(Slot.CONTEXT, seq, stored), "the result")
             assert context.trail == tuple(part.name for part in self.shape.parts), context
         return run
 
