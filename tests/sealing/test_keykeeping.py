@@ -35,6 +35,7 @@ from sagas.sealing import keys_needed
 from sagas.wrapping import KeyName
 from sagas_store.errors import FenceLost
 from sagas_store.runs import Blocked, RunRecord
+from tests.conftest import DRIVERS
 from tests.sealing.test_sealed_runs import WHY, Deployment, Order, fulfil
 from tests.store.making import entry
 
@@ -139,6 +140,7 @@ async def assert_all_opens(shop: Deployment, runs: dict[str, Run[Order]]) -> Non
 # ------------------------------------------------------------------------------------ sealing anew
 
 
+@pytest.mark.parametrize("driver", DRIVERS)
 async def test_everything_is_sealed_anew_and_opens_once_the_old_key_is_gone(
     shop: Deployment, keeper: KeyKeeper
 ) -> None:
@@ -284,6 +286,7 @@ async def cut_its_wait_short(shop: Deployment, run: Run[Order], late: Deployment
     await late.operator.retry_now(run.run_id, **WHY)
 
 
+@pytest.mark.parametrize("driver", DRIVERS)
 @pytest.mark.parametrize("meanwhile", [press_stop, cut_its_wait_short, claim_and_hand_back, claim_and_block])
 async def test_a_key_that_somebody_has_used_meanwhile_is_not_taken_away(
     shop: Deployment, keeper: KeyKeeper, meanwhile: Meanwhile, monkeypatch: pytest.MonkeyPatch
