@@ -32,11 +32,11 @@ from sagas.errors import (
     Unreadable,
 )
 from sagas.identity import run_id_of
-from sagas.keyring import keys_of, opened_text
+from sagas.keyring import ClaimRound, keys_of, opened_text
 from sagas.limits import Limits
 from sagas.log import get_logger
 from sagas.payload import NotJournalable, dump_context, dump_text, load_context, load_error, load_text
-from sagas.sealing import Opener, Slot, place_of_payload, place_of_reason
+from sagas.sealing import Slot, place_of_payload, place_of_reason
 from sagas.stopping import StopAnswer, StopOutcome, StopPreview, answer, check_words, preview
 from sagas.tenancy import Reach, searchable, store_of
 from sagas_store import MongoStore
@@ -82,7 +82,7 @@ class RunInfo:
     version: int
     tenant: str | None
     key: str | None
-    """The idempotency key. Where it is sealed, `Client.get` opens it if it can; lists leave it out."""
+    """The idempotency key. Where it is sealed, it is opened if that can be done; lists leave it out unless asked."""
     state: State
     phase: str
     """`forward`, `past_gate` (the pivot has begun) or `rolling_back`."""
@@ -355,8 +355,7 @@ class Client:
     async def get(self, run_id: str) -> RunInfo:
         """A run as a majority has it. Raises RunNotFound."""
         record = await self._record(run_id)
-        key = await opened_text(self._keys, record, Slot.KEY, 0, record.sealed_key)
-        return RunInfo.of(record, key=key)
+        return RunInfo.of(record, key=await self._key_of(record))
 
     def run(self, saga: Saga[C], *, run_id: str) -> Run[C]:
         """A handle on a run that was started before. Asks nothing yet."""
@@ -376,9 +375,11 @@ class Client:
         saga: str | None = None,
         after: str | None = None,
         limit: int = 50,
+        open_keys: bool = False,
     ) -> RunPage:
         """Runs, newest first, a page at a time; held ones with `state=HELD`. No payload is read.
 
+        Idempotency keys that are sealed are left out, unless `open_keys` asks for them: that may need the key service.
         Pages by position, not by number: runs started meanwhile neither repeat nor hide any.
         """
         if not 1 <= limit <= _PAGE_MAX:
@@ -388,7 +389,15 @@ class Client:
         found = await self._store.runs.page(chosen, after=position, limit=limit + 1)
         page = found[:limit]
         more = len(found) > limit
-        return RunPage([RunInfo.of(record) for record in page], _cursor(page[-1]) if more else None)
+        keys: list[str | None] = [None] * len(page)
+        if open_keys:
+            keys = await asyncio.gather(*map(self._key_of, page))
+        infos = [RunInfo.of(record, key=key) for record, key in zip(page, keys, strict=True)]
+        return RunPage(infos, _cursor(page[-1]) if more else None)
+
+    async def _key_of(self, record: RunRecord) -> str | None:
+        """The idempotency key that is sealed with the run, if it opens."""
+        return await opened_text(self._keys, record, Slot.KEY, 0, record.sealed_key)
 
     # ---------------------------------------------------------------- stopping
 
@@ -484,13 +493,41 @@ class Client:
         return await self._lines(record, await self._store.journal.load(run_id))
 
     async def _lines(self, run: RunRecord, journal: list[Entry]) -> list[JournalLine]:
-        shown = [entry.reason for entry in journal]
-        shown += [entry.payload for entry in journal if _failed(entry)]
+        together = ClaimRound()  # a key that is away is asked for once, not once per line
+        return [await self._line(run, entry, together) for entry in journal]
+
+    async def _line(self, run: RunRecord, entry: Entry, together: ClaimRound) -> JournalLine:
+        what = f"run {entry.run_id}, entry {entry.seq}"
+        error: ErrorDetail | None = None
+        reason: str | None = None
+        unopened: str | None = None
+        failed = entry.payload if _failed(entry) else None
         try:
-            opener: Opener | CannotOpen = await self._keys.opener(run.tenant, run.run_id, shown)
-        except CannotOpen as away:
-            opener = away
-        return [_line(entry, opener) for entry in journal]
+            # A line by itself: what is wrong with one hides nothing of the others.
+            opener = await self._keys.opener(run.tenant, run.run_id, [failed, entry.reason], claim_round=together)
+            if failed is not None:
+                error = load_error(opener.open(*place_of_payload(entry.kind, entry.seq), failed), what)
+            if entry.reason is not None:
+                reason = load_text(opener.open(*place_of_reason(entry.kind, entry.seq), entry.reason), what)
+        except (CannotOpen, Unreadable) as cannot:
+            unopened = str(cannot)
+        return JournalLine(
+            seq=entry.seq,
+            at=entry.at,
+            kind=entry.kind,
+            step=entry.step,
+            try_number=entry.try_number,
+            attempt=entry.attempt,
+            worker=entry.worker,
+            next=entry.next,
+            due_at=entry.due_at,
+            in_doubt=entry.in_doubt,
+            error=error,
+            happened=entry.payload is not None if entry.kind in (Kind.PROBE_SUCCEEDED, Kind.VERDICT) else None,
+            by=entry.by,
+            reason=reason,
+            unopened=unopened,
+        )
 
     async def _record(self, run_id: str) -> RunRecord:
         await self._store.ready()
@@ -766,40 +803,3 @@ def _position(cursor: str) -> RunPosition:
 
 def _failed(entry: Entry) -> bool:
     return entry.kind.endswith(("_failed", "_retry_scheduled"))
-
-
-def _line(entry: Entry, opener: Opener | CannotOpen) -> JournalLine:
-    what = f"run {entry.run_id}, entry {entry.seq}"
-    error: ErrorDetail | None = None
-    reason: str | None = None
-    unopened: str | None = None
-    try:
-        if _failed(entry) and entry.payload is not None:
-            error = load_error(_opened(opener, place_of_payload(entry.kind, entry.seq), entry.payload), what)
-        if entry.reason is not None:
-            reason = load_text(_opened(opener, place_of_reason(entry.kind, entry.seq), entry.reason), what)
-    except CannotOpen as cannot:
-        unopened = str(cannot)
-    return JournalLine(
-        seq=entry.seq,
-        at=entry.at,
-        kind=entry.kind,
-        step=entry.step,
-        try_number=entry.try_number,
-        attempt=entry.attempt,
-        worker=entry.worker,
-        next=entry.next,
-        due_at=entry.due_at,
-        in_doubt=entry.in_doubt,
-        error=error,
-        happened=entry.payload is not None if entry.kind in (Kind.PROBE_SUCCEEDED, Kind.VERDICT) else None,
-        by=entry.by,
-        reason=reason,
-        unopened=unopened,
-    )
-
-
-def _opened(opener: Opener | CannotOpen, place: tuple[Slot, int], stored: bytes) -> bytes:
-    if isinstance(opener, CannotOpen):
-        raise opener
-    return opener.open(*place, stored)

@@ -45,7 +45,7 @@ from sagas.decide import (
 from sagas.definition import Part, Saga, Step, StepKind
 from sagas.errors import CannotOpen, FenceLost, JournalMisfit, KeyUnavailable, NonRetryable, Unreadable
 from sagas.identity import compensation_key, step_key
-from sagas.keyring import ClaimRound, keys_of
+from sagas.keyring import ClaimRound, keys_of, sealer_of
 from sagas.lease import Lease
 from sagas.limits import Limits
 from sagas.log import get_logger
@@ -377,8 +377,8 @@ class Attempt:
 
     async def _open(self, seq: int | None, stored: bytes) -> None:
         """Get the run's keys, and the newest context. Raises CannotOpen, Unreadable."""
-        keys, run = self._shared.keys, self.run
-        self._sealer = await keys.sealer(run.tenant, run.run_id, [stored], claim_round=self._claim_round)
+        run = self.run
+        self._sealer = await sealer_of(self._shared.keys, run, stored, claim_round=self._claim_round)
         self._payload = self._open_context(seq, stored)
         if self._sealer.key_id is not None and self._sealer.key_id not in run.keys:
             await self._store.runs.note_key(run, self._sealer.key_id)

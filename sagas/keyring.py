@@ -31,7 +31,16 @@ from datetime import timedelta
 from typing import Any, Final, TypeVar, cast
 
 from sagas.clock import Monotonic, RandomBytes, monotonic, random_bytes
-from sagas.errors import CannotOpen, InvalidInput, KeyLost, KeyUnavailable, OpenFailure, StoreUnavailable
+from sagas.errors import (
+    CannotOpen,
+    InvalidInput,
+    KeyLost,
+    KeyUnavailable,
+    OpenFailure,
+    StoreUnavailable,
+    Tampered,
+    Unreadable,
+)
 from sagas.payload import load_text
 from sagas.sealing import (
     KEY_BYTES,
@@ -52,7 +61,7 @@ from sagas_store.errors import KeyIdTaken
 from sagas_store.keys import KeyRecord, Keys, KeyState, NewKey, Purpose
 from sagas_store.runs import RunRecord
 
-__all__ = ["DEFAULT_MAX_AGE", "ClaimRound", "Keyring", "NoKeys", "Rewrapped", "keys_of", "opened_text"]
+__all__ = ["DEFAULT_MAX_AGE", "ClaimRound", "Keyring", "NoKeys", "Rewrapped", "keys_of", "opened_text", "sealer_of"]
 
 T = TypeVar("T")
 K = TypeVar("K", DataKey, LookupKey)
@@ -164,9 +173,16 @@ class Keyring:
         ]
         return RunSealer(tenant, run_id, current, older, random_bytes=self._random_bytes)
 
-    async def opener(self, tenant: str | None, run_id: str, stored: Iterable[bytes | None]) -> RunOpener:
+    async def opener(
+        self,
+        tenant: str | None,
+        run_id: str,
+        stored: Iterable[bytes | None],
+        *,
+        claim_round: ClaimRound | None = None,
+    ) -> RunOpener:
         """What opens what is `stored` of this run, and seals nothing. Raises as `sealer` does."""
-        keys = [await self.get(tenant, key_id) for key_id in sorted(keys_needed(stored))]
+        keys = [await self.get(tenant, key_id, claim_round=claim_round) for key_id in sorted(keys_needed(stored))]
         return RunOpener(tenant, run_id, keys)
 
     async def lookup_key(self, tenant: str | None) -> LookupKey:
@@ -445,7 +461,14 @@ class NoKeys:
         """What stores this run's payloads as they are."""
         return Unsealed(tenant, run_id)
 
-    async def opener(self, tenant: str | None, run_id: str, stored: Iterable[bytes | None]) -> Opener:  # noqa: ARG002
+    async def opener(
+        self,
+        tenant: str | None,
+        run_id: str,
+        stored: Iterable[bytes | None],  # noqa: ARG002 - the interface of a keyring
+        *,
+        claim_round: ClaimRound | None = None,  # noqa: ARG002
+    ) -> Opener:
         """What reads this run's payloads as they are."""
         return Unsealed(tenant, run_id)
 
@@ -467,6 +490,21 @@ def keys_of(store: MongoStore) -> Keyring | NoKeys:
     return keyring
 
 
+async def sealer_of(
+    keys: Keyring | NoKeys, run: RunRecord, stored: bytes, *, claim_round: ClaimRound | None = None
+) -> Sealer:
+    """What opens `stored`, a payload of this run, and seals what follows from it. Raises as `Keyring.sealer` does.
+
+    A run names every key that it is sealed with, and does so before the first payload is. A payload that names another
+    was altered, or comes from elsewhere: to call that key lost would have somebody look for what never was.
+    """
+    if isinstance(keys, Keyring) and (strange := keys_needed([stored]) - set(run.keys)):
+        raise Tampered(
+            run.tenant, min(strange), f"run {run.run_id} has a payload under this key, which is none of the run's own"
+        )
+    return await keys.sealer(run.tenant, run.run_id, [stored], claim_round=claim_round)
+
+
 async def opened_text(keys: Keyring | NoKeys, run: RunRecord, slot: Slot, seq: int, stored: bytes | None) -> str | None:
     """Words stored with a run; None where there are none, or they do not open here."""
     if stored is None:
@@ -474,7 +512,7 @@ async def opened_text(keys: Keyring | NoKeys, run: RunRecord, slot: Slot, seq: i
     try:
         opener = await keys.opener(run.tenant, run.run_id, [stored])
         return load_text(opener.open(slot, seq, stored), f"run {run.run_id}, {slot}")
-    except CannotOpen:
+    except (CannotOpen, Unreadable):
         return None
 
 

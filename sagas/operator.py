@@ -22,7 +22,7 @@ from sagas.definition import Saga, StepKind
 from sagas.errors import InvalidInput, NoKeyring, OperatorRefused, PayloadTooLarge, RunNotFound, SagaError
 from sagas.identity import restart_id_of
 from sagas.keykeeping import KeyKeeper
-from sagas.keyring import ClaimRound, keys_of
+from sagas.keyring import ClaimRound, keys_of, sealer_of
 from sagas.limits import Limits
 from sagas.payload import NotJournalable, dump_context, dump_text
 from sagas.sealing import SEALED_OVERHEAD_BYTES, Slot, place_of_payload, place_of_reason
@@ -243,7 +243,7 @@ class Operator:
         if run.due_at is not None and run.due_at <= self._store.clock.now():
             raise OperatorRefused(run.run_id, run.state, "it is due already: the next free worker takes it")
         seq, stored = await self._store.journal.last_context(run.run_id) or (None, run.input or b"")
-        sealer = await self._keys.sealer(run.tenant, run.run_id, [stored], claim_round=together)
+        sealer = await sealer_of(self._keys, run, stored, claim_round=together)
         sealer.open(*((Slot.INPUT, 0) if seq is None else (Slot.CONTEXT, seq)), stored)
 
     # ---------------------------------------------------------------- in bulk
@@ -396,7 +396,7 @@ class Operator:
             )
 
         try:
-            await self._store.interventions.move_on(run, entry, key_id=sealer.key_id)
+            await self._store.interventions.move_on(run, entry, key_id=sealer.key_id, in_place=kind is Kind.REQUEUED)
         except WrongState as moved:
             raise OperatorRefused(
                 run.run_id, State(moved.state), "somebody else was quicker; look at it again"

@@ -9,7 +9,9 @@ import sys
 import time
 from typing import Any
 
-from scripts._bench.figures import FIGURES, Row
+from scripts._bench.figures import FIGURES, Figure, Row
+from scripts._bench.peers import PEERS
+from scripts._bench.peers import figure as beside_peers
 from scripts._bench.plan import FULL, QUICK, Plan
 from scripts._bench.report import medians, table
 from scripts._bench.server import Server
@@ -20,22 +22,28 @@ def parser() -> argparse.ArgumentParser:
     arguments.add_argument("--only", metavar="NAME,...", default="", help=f"some of: {', '.join(FIGURES)}")
     arguments.add_argument("--quick", action="store_true", help="small sizes: shows that it works, not how fast")
     arguments.add_argument("--runs", type=int, default=1, metavar="N", help="measure N times and give medians")
+    arguments.add_argument(
+        "--peers", metavar="NAME,...", default="", help=f"beside other executors, installed for it: {', '.join(PEERS)}"
+    )
     arguments.add_argument("--json", action="store_true", help="one JSON object instead of the table")
     return arguments
 
 
-async def measure(names: list[str], plan: Plan, runs: int) -> dict[str, Any]:
+async def measure(figures: dict[str, Figure], plan: Plan, runs: int) -> dict[str, Any]:
     """Every figure once, then every figure again: what the machine does meanwhile hits all of them."""
     with Server.started() as server:
-        measured: dict[str, list[list[Row]]] = {name: [] for name in names}
+        measured: dict[str, list[list[Row]]] = {name: [] for name in figures}
         for run in range(runs):
-            for name in names:
+            for name, figure in figures.items():
                 begun = time.monotonic()
-                measured[name].append(await FIGURES[name].measure(server, plan))
+                measured[name].append(await figure.measure(server, plan))
                 say(f"{name}: run {run + 1} of {runs}, {time.monotonic() - begun:.0f} s")
         return {
             "setup": {**server.setup, "runs": runs, "sizes": "quick" if plan is QUICK else "full"},
-            "figures": {name: medians(rows) for name, rows in measured.items()},
+            "figures": {
+                name: {"title": figures[name].title, "setup": figures[name].setup, "rows": medians(rows)}
+                for name, rows in measured.items()
+            },
         }
 
 
@@ -46,12 +54,17 @@ def say(what: str) -> None:
 def main() -> int:
     arguments = parser()
     options = arguments.parse_args()
-    names = [name for name in options.only.split(",") if name] or list(FIGURES)
-    if unknown := set(names) - set(FIGURES):
-        arguments.error(f"no such figure: {', '.join(sorted(unknown))}; there are {', '.join(FIGURES)}")
+    peers = [name for name in options.peers.split(",") if name]
+    names = [name for name in options.only.split(",") if name] or ([] if peers else list(FIGURES))
+    for what, asked, known in (("figure", names, FIGURES), ("peer", peers, PEERS)):
+        if unknown := set(asked) - set(known):
+            arguments.error(f"no such {what}: {', '.join(sorted(unknown))}; there are {', '.join(known)}")
+    figures = {name: FIGURES[name] for name in names}
+    if peers:
+        figures["peers"] = beside_peers(peers)
     if options.runs < 1:
         arguments.error("--runs must be at least 1")
-    report = asyncio.run(measure(names, QUICK if options.quick else FULL, options.runs))
+    report = asyncio.run(measure(figures, QUICK if options.quick else FULL, options.runs))
     print(json.dumps(report, indent=2) if options.json else table(report))
     return 0
 

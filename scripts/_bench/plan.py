@@ -32,6 +32,8 @@ class Plan:
     """Bytes of a context -> how many runs are driven with it."""
     arrivals_per_s: int
     arrivals_s: float
+    peer_runs: int
+    peer_in_flight: tuple[int, ...]
 
 
 FULL = Plan(
@@ -52,6 +54,8 @@ FULL = Plan(
     payloads={1_000: 4_000, 100_000: 300, 1_000_000: 40},
     arrivals_per_s=1_000,
     arrivals_s=20.0,
+    peer_runs=1_000,
+    peer_in_flight=(16, 64, 256),
 )
 
 QUICK = Plan(
@@ -72,4 +76,6 @@ QUICK = Plan(
     payloads={1_000: 10, 100_000: 4},
     arrivals_per_s=50,
     arrivals_s=0.5,
+    peer_runs=20,
+    peer_in_flight=(8,),
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from typing import Any
 
-from scripts._bench.figures import FIGURES, Row
+from scripts._bench.figures import Row
 
 __all__ = ["medians", "table"]
 
@@ -34,9 +34,8 @@ def table(report: dict[str, Any]) -> str:
     """For a person. After a number of several runs stands how far they lie apart, as a share of it."""
     setup = ", ".join(f"{name} {value}" for name, value in report["setup"].items())
     parts = [f"Setup: {setup}."]
-    for name, rows in report["figures"].items():
-        figure = FIGURES[name]
-        parts.append(f"\n{figure.title} ({name})\n  {figure.setup}\n\n{_rows(rows)}")
+    for name, figure in report["figures"].items():
+        parts.append(f"\n{figure['title']} ({name})\n  {figure['setup']}\n\n{_rows(figure['rows'])}")
     return "\n".join(parts)
 
 

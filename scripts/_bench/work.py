@@ -17,6 +17,7 @@ from bson import ObjectId
 from pymongo import AsyncMongoClient
 
 from sagas import Limits, MongoStore, Worker, WorkerOptions
+from sagas.cli import spare_collector
 from sagas.clock import new_token
 from sagas_store.commit import ONE_BY_ONE
 from sagas_store.drivers import Driver
@@ -67,6 +68,7 @@ async def work(told: Work, database: Any, options: dict[str, Any]) -> dict[str, 
             handle_signals=False,
         ),
     )
+    spare_collector()  # as `sagas worker` does
     await told.begin()
     working = asyncio.create_task(worker.run())
     await told.until_end()

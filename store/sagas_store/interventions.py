@@ -107,8 +107,11 @@ class Interventions:
         *,
         key_id: str | None = None,
         due_in: timedelta = timedelta(0),
+        in_place: bool = False,
     ) -> Entry:
         """Make a run that no worker holds claimable at server time + `due_in`, with an entry in its journal.
+
+        With `in_place` it is due since it was created, so it goes before what was started after it.
 
         `run` is as it was read. The entry's number is chosen here, and `entry_at(number)` makes the entry, which may be
         sealed for its place with the key `key_id`. Raises WrongState when the run has moved since.
@@ -124,7 +127,9 @@ class Interventions:
         if run.state is State.PENDING:
             # It is pending before and after, so the state does not tell whether somebody else has cut its wait short.
             unchanged["$expr"] = {"$gt": ["$due_at", "$$NOW"]}
-        due_at = {"$add": ["$$NOW", int(due_in / timedelta(milliseconds=1))]}
+        due_at: Document = {"$add": ["$$NOW", int(due_in / timedelta(milliseconds=1))]}
+        if in_place:
+            due_at = {"$min": ["$created_at", "$$NOW"]}
         pipeline: list[Document] = [
             {
                 "$set": {

@@ -219,19 +219,24 @@ class _Move:
     provided: Document
     """What must hold beside the claim; where it does not although the claim does, a stop came first."""
     becomes: State
-
     change: tuple[object, ...]
     """What tells its pipeline and what must hold from others: the same for moves that can be one update of many."""
+    plain: tuple[Document, Document] | None = None
+    """The same move as what must hold and an update without a pipeline, which costs the server less; for moves that go
+    together. It may ask for more: what it does not match is moved by itself, with the pipeline."""
 
 
-def _guard(alike: Sequence[_Move]) -> Document:
-    """The filter of an update of many runs under one claim token."""
-    return {
+def _together(alike: Sequence[_Move]) -> UpdateMany:
+    """The update of many runs under one claim token."""
+    first = alike[0]
+    provided, update = first.plain if first.plain is not None else (first.provided, list(first.pipeline))
+    guard = {
         "_id": {"$in": [move.run_id for move in alike]},
-        "claim.token": alike[0].token,  # the fence: a claim made since has its own token
+        "claim.token": first.token,  # the fence: a claim made since has its own token
         "state": State.RUNNING,  # pending under our token is our own park whose reply was lost
-        **alike[0].provided,
+        **provided,
     }
+    return UpdateMany(guard, update)
 
 
 class _Room:
@@ -414,8 +419,9 @@ class Runs:
         self, definitions: Sequence[tuple[str, int]], limit: int, longest_due: list[Document], room: _Room
     ) -> list[str]:
         """Which runs to claim. Where there is not room for all that is due, tenants take turns for half of it."""
-        if len(longest_due) < limit or not any("tenant" in found for found in longest_due):
+        if len(longest_due) < limit:
             return room.fit(longest_due, limit)
+        # Also where none of these has a tenant: behind them tenants may be waiting. Without any it is one empty look.
         share, self._odd = (limit + self._odd) // 2, (limit + self._odd) % 2
         in_turn = await self._in_turn(definitions, limit if room.bounded else share, room.full)
         return room.fit([*in_turn[:share], *longest_due, *in_turn[share:]], limit)
@@ -425,7 +431,7 @@ class Runs:
     ) -> list[Document]:
         """Up to `limit` due runs of the tenants whose turn it is, in the order of their names, round and round."""
         found: list[Document] = []
-        for after in (self._turn, ""):
+        for after in dict.fromkeys((self._turn, "")):
             if len(found) < limit:
 
                 async def find(after: str = after, missing: int = limit - len(found)) -> list[Document]:
@@ -541,8 +547,12 @@ class Runs:
             {"stop": {"$exists": False}, "deadline": {"$exists": False}},
             {"stop": {"$exists": False}, "$expr": {"$gt": ["$deadline", "$$NOW"]}},
         ]
+        changes = {"gate_passed_at": since, "phase": Phase.PAST_GATE}
+        # The usual case: nothing stands in the way, and it was not passed before.
+        first = {"gate_passed_at": {"$exists": False}, "stop": {"$exists": False}, "deadline": {"$exists": False}}
+        plain = (first, {"$set": {"phase": Phase.PAST_GATE}, "$currentDate": {"gate_passed_at": True}})
         await self._as_holder(
-            run, "pass the gate", {"gate_passed_at": since, "phase": Phase.PAST_GATE}, {"$or": way_is_free}
+            run, "pass the gate", changes, {"$or": way_is_free}, plain=plain if run.deadline is None else None
         )
 
     async def end_lease(self, run: RunRecord) -> None:
@@ -554,7 +564,13 @@ class Runs:
         await self._as_holder(run, "show rolling back", {"phase": Phase.ROLLING_BACK})
 
     async def _as_holder(
-        self, run: RunRecord, operation: str, changes: Document, provided: Document | None = None
+        self,
+        run: RunRecord,
+        operation: str,
+        changes: Document,
+        provided: Document | None = None,
+        *,
+        plain: tuple[Document, Document] | None = None,
     ) -> None:
         move = _Move(
             run.run_id,
@@ -563,7 +579,8 @@ class Runs:
             ({"$set": changes},),
             provided or {},
             becomes=State.RUNNING,
-            change=(operation, repr(changes)),
+            change=(operation, plain is None, repr(changes)),
+            plain=plain,
         )
         await self._moves.submit(move)
 
@@ -583,7 +600,15 @@ class Runs:
 
     async def settle(self, run: RunRecord, state: State, *, stop_known: bool = False) -> None:
         """The end of the run. The journal must prove `state` before this is called."""
-        await self._let_go(run, state, {"settled_at": "$$NOW"}, ("due_at",), stop_known=stop_known)
+        plain = {
+            "$set": {"state": state},
+            "$currentDate": {"settled_at": True},
+            "$unset": {"due_at": "", "blocked": ""},
+        }
+        changes = {"settled_at": "$$NOW"}
+        await self._let_go(
+            run, state, changes, ("due_at",), stop_known=stop_known, plain=plain if run.deadline is None else None
+        )
 
     async def hold(self, run: RunRecord, state: State, reason: str, *, stop_known: bool = False) -> None:
         """Put the run aside for an operator. `reason` is stored in the clear: no payload in it."""
@@ -630,8 +655,9 @@ class Runs:
         detail: str = "",
         *,
         stop_known: bool,
+        plain: Document | None = None,
     ) -> None:
-        """`detail` is what `changes` depend on beside the state."""
+        """`detail` is what `changes` depend on beside the state; `plain` is the same without a pipeline."""
         check_move(State.RUNNING, state)
         # Whoever lets go otherwise than by `block` could open the run.
         pipeline: tuple[Document, ...] = ({"$set": {"state": state, "blocked": "$$REMOVE", **_OVERDUE, **changes}},)
@@ -645,7 +671,8 @@ class Runs:
             pipeline,
             unseen,
             becomes=state,
-            change=(state, stop_known, detail),
+            change=(state, stop_known, detail, plain is None),
+            plain=(unseen, plain) if plain is not None else None,
         )
         await self._moves.submit(move)
 
@@ -663,9 +690,7 @@ class Runs:
             return [await self._move_alone(moves[0])]
 
         async def write() -> int:
-            done = await self._collection.bulk_write(
-                [UpdateMany(_guard(alike), list(alike[0].pipeline)) for alike in groups.values()], ordered=False
-            )
+            done = await self._collection.bulk_write([_together(alike) for alike in groups.values()], ordered=False)
             return done.matched_count
 
         with contextlib.suppress(errors.BulkWriteError):  # the validator refused one of them: see which

@@ -322,20 +322,23 @@ async def test_whatever_happens_at_any_point_of_a_rollback_tears_skips_and_repea
 TIMED: Final = tuple(replace(shape, deadline=True) for shape in STOPPED)
 
 
+async def turned_by_its_deadline(world: World) -> str:
+    """Where it ended, and whether by its deadline: never once its gate was passed, and else as if it had none."""
+    run = await world.check(ends=False)
+    begun = next((entry for entry in await world.journal() if entry.kind is Kind.ROLLBACK_BEGUN), None)
+    by_time = begun is not None and begun.cause is Cause.DEADLINE
+    assert not (by_time and run.gate_passed_at is not None), "it had passed its gate"
+    assert by_time or run.state is world.shape.ends, f"it ended as {run.state}, and not because of its deadline"
+    return f"{'turned by its deadline' if by_time else 'went its way'}: {run.state}"
+
+
 async def is_timed_out(server: Server, shape: Shape, plan: Plan) -> str:
     async with started(server, shape, plan) as world:
         first = world.process(plan)
         await first.work()
         assert first.reached, "the point was never reached"
         await world.finish()
-        run = await world.check(ends=False)
-        begun = next((entry for entry in await world.journal() if entry.kind is Kind.ROLLBACK_BEGUN), None)
-        by_time = begun is not None and begun.cause is Cause.DEADLINE
-        if run.gate_passed_at is not None:
-            assert not by_time, "it had passed its gate"
-        if run.state is not shape.ends:
-            assert by_time, f"it ended as {run.state} and its deadline had nothing to do with it"
-        return f"{'turned by its deadline' if by_time else 'went its way'}: {run.state}"
+        return await turned_by_its_deadline(world)
 
 
 @pytest.mark.parametrize("fate", ["deadline", "deadline, heard of", "deadline, die"])
@@ -348,3 +351,32 @@ async def test_a_deadline_that_passes_at_any_point_turns_the_run_before_its_gate
     told(ended)
     assert {how for how in ended if "timed_out" in how} == {"turned by its deadline: timed_out"}
     assert "went its way: completed" in ended
+
+
+async def is_timed_out_and_dies(server: Server, shape: Shape, over: Plan, death: Plan, expected: list[str]) -> str:
+    async with started(server, shape, over, "then", death) as world:
+        first = world.process(over, death)
+        await first.work()
+        assert first.dead, "the point of death was never reached"
+        assert first.trail == expected[: death.at], "it came by other points than the one that did not die"
+        await world.finish()
+        return await turned_by_its_deadline(world)
+
+
+async def test_whoever_dies_at_any_point_after_a_deadline_leaves_a_run_that_the_next_one_decides_by_its_journal(
+    server: Server, seed: int
+) -> None:
+    print(f"SAGAS_SEED={seed}")
+    rng = random.Random(seed)
+    points = await all_points(server, TIMED)
+    over = [(shape, rng.choice(list(plans(len(points[shape]), "deadline")))) for shape in TIMED]
+    trails = await at_once(undisturbed_after(server, shape, plan) for shape, plan in over)
+    todo = [
+        (shape, plan, death, trail)
+        for (shape, plan), trail in zip(over, trails, strict=True)
+        for death in plans(len(trail), "die")
+        if (death.at, death.after) > (plan.at, plan.after)
+    ]
+    told(await at_once(is_timed_out_and_dies(server, *one) for one in todo))
+    print(f"{len(todo):5}  points to die at after {len(over)} deadlines")
+    assert len(todo) > 300

@@ -26,8 +26,8 @@ def test_every_figure_is_measured_and_reported_with_its_setup() -> None:
     report = json.loads(ran.stdout)
     assert set(report["figures"]) == set(FIGURES)
     assert report["setup"]["sizes"] == "quick"
-    for name, rows in report["figures"].items():
-        for row in rows:
+    for name, figure in report["figures"].items():
+        for row in figure["rows"]:
             measured = [value for value in row.values() if isinstance(value, float)]
             assert measured, (name, row)
             assert all(value >= 0 for value in measured), (name, row)
@@ -45,7 +45,7 @@ def test_of_several_runs_the_median_is_given_and_how_far_they_lie_apart() -> Non
     runs = [[{"what": "plain", "workers": 1, "per_s": value}] for value in (90.0, 100.0, 120.0)]
     (row,) = medians(runs)
     assert row == {"what": "plain", "workers": 1, "per_s": 100.0, "spread": {"per_s": 0.3}}
-    assert "100 ±15%" in table({"setup": {}, "figures": {"payloads": [row]}})
+    assert "100 ±15%" in table({"setup": {}, "figures": {"payloads": {"title": "", "setup": "", "rows": [row]}}})
 
 
 def test_the_quick_plan_has_everything_that_the_full_one_has() -> None:

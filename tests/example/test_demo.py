@@ -170,3 +170,16 @@ def test_every_answer_comes_true_where_stop_is_pressed_on_three_of_ten_northwind
     check(numbers, orders=830, stop_rate=0.3)
     assert numbers["worker_kills"] == 6
     assert all(numbers[f"stops_{outcome}"] > 0 for outcome in StopOutcome), numbers
+
+
+@pytest.mark.slow
+def test_each_northwind_customer_is_a_tenant_and_one_whose_key_is_lost_waits_for_it_alone(
+    environment: dict[str, str],
+) -> None:
+    done = demo(environment, *from_northwind(), "--tenants", "--stop-rate", "0.1", "--json")
+
+    print(done.stderr)  # the seed, whose key was lost, and who was killed
+    assert done.returncode == 0, done.stderr
+    numbers = json.loads(done.stdout)
+    assert numbers.pop("quarantined") == numbers.pop("requeued") > 0
+    check(numbers, orders=830, stop_rate=0.1)

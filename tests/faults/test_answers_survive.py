@@ -171,7 +171,7 @@ async def scene(three_nodes: EmbeddedMongo, tmp_path: Path, rng: random.Random) 
                 fleet = [workers.start(concurrency=16) for _ in range(WORKERS)]
                 await under_way(mongo[name], rng.randint(250, 400))
                 primary = await asyncio.to_thread(three_nodes.wait_for_primary)
-                catastrophe = Catastrophe(fleet, primary, at_answer=rng.randint(60, 140))
+                catastrophe = Catastrophe(fleet, primary, at_answer=rng.randint(40, 100))
                 chosen = rng.sample(runs, STOPPED)
                 yield Scene(
                     three_nodes, name, mongo[name], store, client, workers, plan_of, chosen, primary, catastrophe

@@ -147,6 +147,8 @@ async def misbehave_before(job: Job, step: Step[Shop]) -> None:
             await step.resources.pass_gate(step)
         case ("exit", "reserve"):
             os._exit(9)
+        case ("stop-pack", "pack"):
+            await step.stop_asked.wait()
         case ("slow", "reserve") | ("slow-charge", "charge"):
             await asyncio.sleep(0.2)
         case ("refuse-pack", "pack"):
@@ -184,7 +186,7 @@ def fulfil(version: int = 1) -> Saga[Job]:
     @pack.compensation(retry=RETRY, timeout=None)
     async def unpack(job: Job, step: Step[Shop]) -> None:
         call = await step.resources.begin(step, Activity.COMPENSATION)
-        if job.plan == "wait-undo":
+        if job.plan in ("wait-undo", "stop-pack"):
             await step.resources.pass_gate(step)
         await step.resources.undo(step, call)
         if job.plan == "fail-undo":

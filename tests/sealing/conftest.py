@@ -10,6 +10,8 @@ import pytest
 from motor.motor_asyncio import AsyncIOMotorClient
 from pymongo import AsyncMongoClient, MongoClient
 
+from tests.sealing.deployment import Deployment
+
 
 @pytest.fixture(scope="session")
 def shared_database_name(mongo_uri: str) -> Iterator[str]:
@@ -32,3 +34,12 @@ async def database(mongo_uri: str, driver: str, shared_database_name: str) -> As
         closing = client.close()
         if closing is not None:
             await closing
+
+
+@pytest.fixture
+async def shop(database: Any) -> AsyncIterator[Deployment]:
+    deployment = Deployment(database)
+    await deployment.store.schema.apply()
+    await deployment.store.ready()
+    yield deployment
+    await deployment.client.close()

@@ -21,7 +21,7 @@ from sagas import Client, Keyring, KeyState, LocalKeyWrapper, MongoStore, RunInf
 from sagas.cli import main
 from sagas.wrapping import add_master_key
 from sagas_store.runs import Blocked
-from tests.sealing.test_sealed_runs import Order, fulfil
+from tests.sealing.deployment import Order, fulfil
 
 T = TypeVar("T")
 

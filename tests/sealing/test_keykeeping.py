@@ -41,7 +41,7 @@ from sagas_store.errors import FenceLost
 from sagas_store.journal import Resealed
 from sagas_store.runs import Blocked, RunRecord
 from tests.conftest import DRIVERS
-from tests.sealing.test_sealed_runs import POLL, WHY, Deployment, Order, Shop, fulfil
+from tests.sealing.deployment import POLL, WHY, Deployment, Order, Shop, fulfil
 from tests.store.making import entry
 
 DELAY = timedelta(hours=1)

@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from datetime import timedelta
-from typing import Any
 
 import pytest
-from pydantic import BaseModel
 
 from sagas import (
     HELD,
@@ -21,152 +17,24 @@ from sagas import (
     KeyConflict,
     KeyDenied,
     KeyLost,
-    Keyring,
     KeyUnavailable,
     Kind,
     MongoStore,
     NoKeyring,
-    NonRetryable,
     Operator,
     OperatorRefused,
-    RetryPolicy,
-    Run,
     RunHeld,
     RunInfo,
     RunNotFound,
     RunRolledBack,
-    Saga,
     Start,
     State,
-    Step,
     StopOutcome,
     Worker,
     WorkerOptions,
 )
 from sagas.sealing import Slot
-from sagas.wrapping import KeyName
-from tests.sealing.wrapping import CountingWrapper
-from tests.support.waiting import eventually
-
-WHY: Any = {"by": "ann@shop", "reason": "the customer changed their mind"}
-POLL = timedelta(milliseconds=20)
-
-
-class Order(BaseModel):
-    number: int = 0
-    note: str = ""
-    done: tuple[str, ...] = ()
-
-
-@dataclass
-class Shop:
-    done: list[str] = field(default_factory=list)
-    inside: asyncio.Event = field(default_factory=asyncio.Event)
-    go_on: asyncio.Event = field(default_factory=asyncio.Event)
-    tenants: set[str | None] = field(default_factory=set)
-
-    def note(self, step: Step[Shop]) -> None:
-        self.done.append(step.idempotency_key)
-        self.tenants.add(step.tenant)
-
-
-fulfil = Saga("fulfil", Order)
-
-
-@fulfil.step
-async def reserve(order: Order, step: Step[Shop]) -> Order:
-    step.resources.note(step)
-    if order.note == "wait":
-        step.resources.inside.set()
-        await step.resources.go_on.wait()
-    return order.model_copy(update={"done": (*order.done, "reserve")})
-
-
-@reserve.compensation
-async def release(order: Order, step: Step[Shop]) -> None:
-    step.resources.note(step)
-
-
-@fulfil.pivot(retry=RetryPolicy(max_attempts=1))
-async def charge(order: Order, step: Step[Shop]) -> Order:
-    if order.note == "decline":
-        raise NonRetryable("canary: the card was declined")
-    if order.note == "doubt":
-        raise TimeoutError("no answer")
-    step.resources.note(step)
-    return order.model_copy(update={"done": (*order.done, "charge")})
-
-
-class Deployment:
-    """One application: a store with its keyring, and what its key service does."""
-
-    def __init__(self, database: Any) -> None:
-        self.database = database
-        self.wrapper = CountingWrapper()
-        self.keyring = Keyring(self.wrapper, pause=timedelta(0))
-        self.store = MongoStore(database, keyring=self.keyring)
-        self.client = Client(self.store)
-        self.operator = Operator(self.store)
-        self.shop = Shop()
-
-    def anew(self) -> Deployment:
-        """Another process of the same application, with the same key service: it remembers no key."""
-        other = Deployment(self.database)
-        other.wrapper = self.wrapper
-        other.keyring = Keyring(self.wrapper, pause=timedelta(0))
-        other.store = MongoStore(self.database, keyring=other.keyring)
-        other.client, other.operator = Client(other.store), Operator(other.store)
-        other.shop = self.shop
-        return other
-
-    def lose(self, *tenants: str | None, failure: type[CannotOpen] = KeyLost) -> None:
-        """From now on the key service does not unwrap these tenants' keys."""
-
-        def fails(name: KeyName) -> Exception | None:
-            return failure(name.tenant, name.key_id, "gone") if name.tenant in tenants else None
-
-        self.wrapper.failing = fails
-
-    def restore(self) -> None:
-        self.wrapper.failing = None
-
-    @asynccontextmanager
-    async def working(self, **options: Any) -> AsyncIterator[Worker]:
-        options = {"poll": POLL, "handle_signals": False, **options}
-        worker = Worker(self.store, [fulfil], resources=self.shop, options=WorkerOptions(**options))
-        running = asyncio.create_task(worker.run())
-        try:
-            yield worker
-        finally:
-            self.shop.go_on.set()
-            worker.stop()
-            await asyncio.wait_for(running, 20)
-
-    async def info(self, run: Run[Any]) -> RunInfo:
-        return await self.client.get(run.run_id)
-
-    async def make_due(self, run: Run[Any]) -> None:
-        """Let the time pass for which the run is on hold."""
-        await self.database["sagas.runs"].update_one(
-            {"_id": run.run_id, "state": "pending"}, [{"$set": {"due_at": "$$NOW"}}]
-        )
-
-    async def until(self, run: Run[Any], holds: Callable[[RunInfo], bool], what: str) -> RunInfo:
-        async def there() -> bool:
-            return holds(await self.info(run))
-
-        await eventually(there, what=what, within_s=20)
-        return await self.info(run)
-
-
-@pytest.fixture
-async def shop(database: Any) -> AsyncIterator[Deployment]:
-    deployment = Deployment(database)
-    await deployment.store.schema.apply()
-    await deployment.store.ready()
-    yield deployment
-    await deployment.client.close()
-
+from tests.sealing.deployment import WHY, Deployment, Order, fulfil
 
 # ------------------------------------------------------------------------------------ sealed, end to end
 
@@ -310,7 +178,9 @@ async def test_a_lost_key_is_quarantined_at_last_and_the_run_goes_on_once_it_is_
 async def test_a_key_lost_midway_leaves_the_step_in_doubt_that_a_dead_worker_had_in_hand(shop: Deployment) -> None:
     run = await shop.client.start(fulfil, Order(), tenant="vinet")
     # A worker claims it and dies in the first step. The next one to claim it cannot read it; the one after that can.
-    (_,) = await shop.store.runs.claim_due([("fulfil", 1)], token="dead", worker="dead", lease=POLL, limit=1)
+    (_,) = await shop.store.runs.claim_due(
+        [("fulfil", 1)], token="dead", worker="dead", lease=timedelta(milliseconds=20), limit=1
+    )
     shop.lose("vinet", failure=KeyUnavailable)
     other = shop.anew()
     async with other.working():

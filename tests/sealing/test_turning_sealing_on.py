@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from sagas import Client, InvalidInput, MongoStore, Start, State, Unreadable, Worker, WorkerOptions
-from tests.sealing.test_sealed_runs import Deployment, Order, Shop, fulfil
+from tests.sealing.deployment import Deployment, Order, Shop, fulfil
 
 OPTIONS = WorkerOptions(poll=timedelta(milliseconds=20), handle_signals=False)
 

@@ -252,12 +252,14 @@ async def test_a_step_that_swallows_its_cancellation_delays_a_stop_by_its_lease_
         run = await client.start(deaf, Order())
         await shop.inside.wait()
         asked_at = asyncio.get_running_loop().time()
-        assert (await run.stop(**WHY)).outcome is StopOutcome.WILL_BE_UNDONE
-        with pytest.raises(RunRolledBack):
-            await run.result(30)
-        took = asyncio.get_running_loop().time() - asked_at
-        told = await kinds(client, run.run_id)
-        shop.go_on.set()
+        try:
+            assert (await run.stop(**WHY)).outcome is StopOutcome.WILL_BE_UNDONE
+            with pytest.raises(RunRolledBack):
+                await run.result(20)
+            took = asyncio.get_running_loop().time() - asked_at
+            told = await kinds(client, run.run_id)
+        finally:
+            shop.go_on.set()  # else it would swallow the end of the loop too
 
         async def ended() -> bool:
             return "late" in shop.done
@@ -376,3 +378,35 @@ async def test_a_compensation_in_a_thread_is_finished_whoever_stops_or_drains_me
             await run.result(10)
     assert threads.done == ["reserve", f"release {Fate.KNOWN}"]
     assert (await run.info()).state is State.CANCELLED
+
+
+# -------------------------------------------------------------------- several at once
+
+
+@pytest.mark.parametrize("does", ["ok, not begun", "reserve is turned away", "charge waits", "release waits"])
+async def test_of_many_who_press_stop_at_once_one_is_recorded_and_all_are_told_the_same(
+    client: Client, store: MongoStore, shop: Shop, does: str
+) -> None:
+    async with working(store, shop):
+        delay = timedelta(hours=1) if does == "ok, not begun" else timedelta(0)
+        run = await client.start(fulfil, Order(does=does), delay=delay)
+        if does == "reserve is turned away":
+
+            async def parked() -> bool:
+                return (await run.info()).attempts == 1 and (await run.info()).state is State.PENDING
+
+            await eventually(parked, what="it is parked")
+        elif not delay:
+            await shop.inside.wait()
+        answers = await asyncio.gather(*(run.stop(by=f"person {n}", reason="why") for n in range(8)))
+        assert sum(answer.first for answer in answers) == 1
+        (recorded,) = (answer.by for answer in answers if answer.first)
+        assert {(answer.outcome, answer.by, answer.asked_at) for answer in answers} == {
+            (answers[0].outcome, recorded, answers[0].asked_at)
+        }
+        shop.go_on.set()
+
+        async def ended() -> bool:
+            return (await run.info()).settled_at is not None
+
+        await eventually(ended, what="it settles")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -188,8 +189,10 @@ async def test_a_move_that_fails_fails_alone(
     tokens: int,
     lost: bool,
 ) -> None:
+    deadline = watched.store.clock.now() + timedelta(hours=1)  # a run that has one is moved by another update
     for place in range(COUNT):
-        await watched.store.runs.insert_many([new_run(watched.store) for _ in range(COUNT)])
+        some = [new_run(watched.store, deadline=deadline if number % 2 else None) for number in range(COUNT)]
+        await watched.store.runs.insert_many(some)
         held = await claim(watched.store, token=f"one-{place}", limit=COUNT if tokens == 1 else 2)
         held += await claim(watched.store, token=f"two-{place}", limit=COUNT - len(held))
         assert len(held) == COUNT

@@ -22,6 +22,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final
 
@@ -29,11 +30,14 @@ from pymongo import AsyncMongoClient, MongoClient
 
 from sagas import (
     HELD,
+    CannotOpen,
     Client,
     JournalLine,
     MongoStore,
+    Operator,
     Run,
     RunDidNotComplete,
+    RunHeld,
     RunInfo,
     RunRolledBack,
     SagaError,
@@ -43,6 +47,8 @@ from sagas import (
 from sagas_store.embedded import EmbeddedError, EmbeddedMongo, mongodb
 
 from .audit import Audit, audit, read_ledgers
+from .keys import KeyCabinet
+from .lost_key import LostKey
 from .orders import BadFile, Book, Order, built_in_orders, order_key, read_orders, stock_needed
 from .report import Progress, Report
 from .saga import fulfil_order
@@ -56,6 +62,8 @@ CONCURRENCY: Final = 16
 OUTAGE_PERCENT: Final = 6
 DELAY_MS: Final = 20
 STOP_RATE: Final = 0.05
+KEY_MAX_AGE: Final = timedelta(seconds=4)
+"""A lost key is to be noticed while one watches; five minutes is the default."""
 STALLED_S: Final = 90
 """No order came to an end for so long: more than a lapsed lease and an open transaction explain."""
 GIVE_UP_S: Final = 300
@@ -84,6 +92,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         f"with what was answered:\nnothing lost, doubled or half undone. Seed: {seed}.",
         file=sys.stderr,
     )
+    if options.tenants:
+        print(
+            "Each customer is a tenant with a key of its own, and everything in the engine's database is sealed. One\n"
+            "customer's key is lost on the way, and found again.",
+            file=sys.stderr,
+        )
     try:
         with _database() as (uri, database), tempfile.TemporaryDirectory(prefix="sagas-demo-") as folder:
             demo = Demo(
@@ -95,6 +109,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 workers=options.workers,
                 kills=options.kills,
                 stops=Stops(wishes(book.orders, rate=options.stop_rate, seed=seed)),
+                tenants=options.tenants,
             )
             result = asyncio.run(demo.run())
     except EmbeddedError as error:
@@ -106,7 +121,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (KeyboardInterrupt, asyncio.CancelledError):
         print("\nInterrupted; everything it started has ended.", file=sys.stderr)
         return INTERRUPTED
-    report = Report(result, len(book.orders), demo.kills_done, time.monotonic() - began_at, demo.reasons)
+    report = Report(result, len(book.orders), demo.kills_done, time.monotonic() - began_at, demo.reasons, demo.lost_key)
     clean = not (result.findings or result.unfinished)
     if options.json:
         print(json.dumps(report.as_json()))
@@ -147,6 +162,9 @@ class Demo:
     workers: int
     kills: int
     stops: Stops
+    tenants: bool = False
+    """Each customer is a tenant, and everything is sealed."""
+    lost_key: LostKey | None = None
     kills_done: int = 0
     at_rest: set[int] = field(default_factory=set)
     """Orders whose runs have come to rest."""
@@ -161,15 +179,26 @@ class Demo:
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, this.cancel)
         connection: AsyncMongoClient[Any] = AsyncMongoClient(self.uri)
         async with connection as client:
-            store = MongoStore(client[self.database])
+            store = self._store(client)
             shop = Shop.on(client[shop_database(self.database)], caller="the demo")
             await store.schema.apply()
             await shop.open(stock_needed(self.book))
+            if self.tenants:
+                self._cabinet.issue({order.customer for order in self.book.orders})
+                self.lost_key = LostKey(self._cabinet, self.book.orders)
             async with Client(store) as saga_client:
-                await self._fulfil(saga_client, shop)
+                await self._fulfil(saga_client, store, shop)
                 return await self._audit(saga_client, shop)
 
-    async def _fulfil(self, client: Client, shop: Shop) -> None:
+    @property
+    def _cabinet(self) -> KeyCabinet:
+        return KeyCabinet(self.folder / "keys")
+
+    def _store(self, client: AsyncMongoClient[Any]) -> MongoStore:
+        keyring = self._cabinet.keyring(KEY_MAX_AGE) if self.tenants else None
+        return MongoStore(client[self.database], keyring=keyring)
+
+    async def _fulfil(self, client: Client, store: MongoStore, shop: Shop) -> None:
         """Have all orders fulfilled, or undone; gives up when nothing moves any more, and after five minutes."""
         environment = {
             "SAGAS_MONGODB_URI": self.uri,
@@ -180,17 +209,34 @@ class Demo:
             "ORDER_OUTAGE_SEED": str(self.seed),
             "ORDER_DELAY_MS": str(DELAY_MS),
         }
+        if self.tenants:
+            environment |= {
+                "ORDER_KEYS": str(self.folder / "keys"),
+                "ORDER_KEY_MAX_AGE_S": str(KEY_MAX_AGE.total_seconds()),
+            }
         with Fleet(self.workers, folder=self.folder, environment=environment) as fleet:
-            runs = await client.start_many(fulfil_order, [Start(order, order_key(order)) for order in self.book.orders])
+            starts = [
+                Start(order, order_key(order), tenant=order.customer if self.tenants else None)
+                for order in self.book.orders
+            ]
+            runs = await client.start_many(fulfil_order, starts)
             progress = Progress(len(runs))
             by_order = {order.number: run for order, run in zip(self.book.orders, runs, strict=True)}
             waiting = {asyncio.create_task(self._outcome(number, run)) for number, run in by_order.items()}
             killing = asyncio.create_task(self._kill_now_and_then(fleet, shop, progress))
             stopping = asyncio.create_task(self._press_stop(by_order))
+            waiting.add(stopping)
+            if self.lost_key is not None:
+                engines_runs = store.database["sagas.runs"]
+                waiting.add(
+                    asyncio.create_task(
+                        self.lost_key.happen(client, Operator(store), engines_runs, self.at_rest, progress)
+                    )
+                )
             try:
-                await self._watch({*waiting, stopping}, killing, fleet, progress)
+                await self._watch(waiting, killing, fleet, progress)
             finally:
-                ending = {killing, stopping, *waiting}
+                ending = {killing, *waiting}
                 while ending:  # again, should a driver have lost the first cancellation
                     for task in ending:
                         task.cancel()
@@ -199,7 +245,7 @@ class Demo:
     async def _press_stop(self, runs: Mapping[int, Run[Order]]) -> None:
         """Press Stop, over connections of its own: on ours it would queue behind all who wait for their results."""
         connection: AsyncMongoClient[Any] = AsyncMongoClient(self.uri)
-        async with connection as client, Client(MongoStore(client[self.database])) as theirs:
+        async with connection as client, Client(self._store(client)) as theirs:
             handles = {number: theirs.run(fulfil_order, run_id=run.run_id) for number, run in runs.items()}
             network = Shop.on(client[shop_database(self.database)], caller="the customers").network
             await self.stops.press(handles, network, self.at_rest)
@@ -207,7 +253,7 @@ class Demo:
     async def _outcome(self, number: int, run: Run[Order]) -> None:
         """Wait for the end of one run and count how it ended."""
         try:
-            await run.result()
+            await self._result(run)
         except RunRolledBack as undone:
             if undone.state is State.CANCELLED:
                 self.outcomes["cancelled"] += 1
@@ -219,6 +265,17 @@ class Demo:
         else:
             self.outcomes["completed"] += 1
         self.at_rest.add(number)
+
+    async def _result(self, run: Run[Order]) -> None:
+        """Wait for the end of one run; where its key is lost, until it is found again."""
+        try:
+            await run.result()
+        except (RunHeld, CannotOpen) as stuck:
+            for_its_key = isinstance(stuck, CannotOpen) or stuck.state is State.QUARANTINED
+            if self.lost_key is None or not for_its_key:
+                raise
+            await self.lost_key.back.wait()
+            await run.result()
 
     async def _watch(
         self, waiting: set[asyncio.Task[None]], killing: asyncio.Task[None], fleet: Fleet, progress: Progress
@@ -286,10 +343,10 @@ class Demo:
 
 
 async def _all_runs(client: Client) -> list[RunInfo]:
-    page = await client.runs(limit=1000)
+    page = await client.runs(limit=1000, open_keys=True)
     runs = page.runs
     while page.next is not None:
-        page = await client.runs(after=page.next, limit=1000)
+        page = await client.runs(after=page.next, limit=1000, open_keys=True)
         runs += page.runs
     return runs
 
@@ -324,6 +381,11 @@ def _parser() -> argparse.ArgumentParser:
         default=STOP_RATE,
         metavar="R",
         help=f"the share of the orders on which somebody presses Stop, from 0 to 1; default: {STOP_RATE}",
+    )
+    parser.add_argument(
+        "--tenants",
+        action="store_true",
+        help="each customer is a tenant with a key of its own, and one of the keys is lost on the way and found again",
     )
     parser.add_argument(
         "--seed", type=int, help="of the orders, the outages, the choice of victims and the stops; default: any"

@@ -7,11 +7,14 @@ import sys
 import time
 from collections import Counter
 from dataclasses import dataclass
-from typing import Final, TextIO
+from typing import TYPE_CHECKING, Final, TextIO
 
 from sagas import StopOutcome
 
 from .audit import Audit, Question
+
+if TYPE_CHECKING:
+    from .lost_key import LostKey
 
 __all__ = ["Progress", "Report"]
 
@@ -66,6 +69,7 @@ class Report:
     seconds: float
     reasons: Counter[str]
     """Why orders were undone."""
+    lost_key: LostKey | None = None
 
     def as_json(self) -> dict[str, int | float]:
         """The object that `--json` prints."""
@@ -84,6 +88,7 @@ class Report:
             "steps_replayed": self.audit.steps_replayed,
             "double_effects": self.audit.doubles,
             "missing_effects": self.audit.missing,
+            **({"quarantined": lost.quarantined, "requeued": lost.requeued} if (lost := self.lost_key) else {}),
             "seconds": round(self.seconds, 1),
         }
 
@@ -106,6 +111,9 @@ class Report:
             ("steps replayed", self.audit.steps_replayed, "run again after an outage or a kill"),
             ("seconds", f"{self.seconds:.1f}", ""),
         ]
+        if (lost := self.lost_key) is not None:
+            rows.insert(-1, ("quarantined", lost.quarantined, f"{lost.customer}'s key was lost"))
+            rows.insert(-1, ("requeued", lost.requeued, "and found again"))
         table = [f"{name:<16}{value:>8}   {note}".rstrip() for name, value, note in rows]
         answers = [self._answer(question) for question in Question]
         return "\n".join([*table, "", "Audit of the shop's ledgers against the runs", *answers, *self._details()])

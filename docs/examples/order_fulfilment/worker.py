@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, Field
@@ -17,6 +18,7 @@ from pymongo import AsyncMongoClient
 
 from sagas import MongoStore, Worker, WorkerOptions
 
+from .keys import KeyCabinet
 from .network import Outages
 from .saga import fulfil_order
 from .shop import Shop
@@ -36,6 +38,9 @@ class Settings(BaseModel):
     outage_seed: int = Field(0, alias="ORDER_OUTAGE_SEED")
     delay_ms: float = Field(0, alias="ORDER_DELAY_MS", ge=0)
     """How long a request to a participant is under way at most, and its answer again."""
+    keys: Path | None = Field(None, alias="ORDER_KEYS")
+    """The folder with the customers' master keys; with it, everything is sealed."""
+    key_max_age_s: float = Field(300, alias="ORDER_KEY_MAX_AGE_S", gt=0)
 
     @classmethod
     def of(cls, environment: Mapping[str, str]) -> Settings:
@@ -59,8 +64,11 @@ def make_worker() -> Worker:
         outages=Outages(seed=settings.outage_seed, percent=settings.outage_percent),
         delay=timedelta(milliseconds=settings.delay_ms),
     )
+    keyring = None
+    if settings.keys is not None:
+        keyring = KeyCabinet(settings.keys).keyring(timedelta(seconds=settings.key_max_age_s))
     return Worker(
-        MongoStore(client[settings.database]),
+        MongoStore(client[settings.database], keyring=keyring),
         [fulfil_order],
         resources=shop,
         name=name,

@@ -1,0 +1,118 @@
+"""Other executors on the same saga, each in an environment that is made for the occasion and deleted afterwards.
+
+What is compared is durable after every step on all sides: majority and journaled here, synchronous_commit on there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from scripts._bench.figures import Figure, Row, drive
+from scripts._bench.plan import Plan
+from scripts._bench.server import Server
+
+__all__ = ["PEERS", "figure"]
+
+HERE = Path(__file__).parent
+DBOS = "dbos==3.4.0"
+START_S = 30
+
+
+def figure(names: list[str]) -> Figure:
+    """Ours and these peers, in turn; each at the best of a few numbers of runs in flight."""
+
+    async def measure(server: Server, plan: Plan) -> list[Row]:
+        in_flight = max(plan.runs_at)
+        ours = await drive(server, plan.runs_at[in_flight], in_flight=in_flight)
+        rows: list[Row] = [{"what": "ours", "in_flight": in_flight, "sagas_per_s": ours["sagas_per_s"]}]
+        for name in names:
+            took = await asyncio.to_thread(PEERS[name], plan)
+            in_flight = min(took, key=lambda one: took[one])
+            rate = plan.peer_runs / took[in_flight]
+            times = ours["sagas_per_s"] / rate
+            rows.append({"what": name, "in_flight": in_flight, "sagas_per_s": rate, "ours_is_times": times})
+        return rows
+
+    return Figure(
+        "Beside other executors",
+        f"five steps that cost nothing, contexts of 300 bytes; {DBOS} on a PostgreSQL of its own with "
+        "synchronous_commit on, async workflows, starts included (ours: without them); the best of a few numbers in "
+        "flight",
+        measure,
+    )
+
+
+def dbos(plan: Plan) -> dict[int, float]:
+    """Runs in flight -> seconds, of DBOS Transact."""
+    with environment(DBOS) as python, postgres() as url:
+        return {
+            in_flight: json.loads(
+                subprocess.run(
+                    [python, "-P", HERE / "peer_dbos.py", url, str(plan.peer_runs), str(in_flight)],
+                    stdout=subprocess.PIPE,
+                    text=True,
+                    check=True,
+                ).stdout
+            )["seconds"]
+            for in_flight in plan.peer_in_flight
+        }
+
+
+PEERS: dict[str, Callable[[Plan], dict[int, float]]] = {"dbos": dbos}
+
+
+@contextmanager
+def environment(*packages: str) -> Iterator[Path]:
+    """The Python of a fresh virtual environment with these packages."""
+    with tempfile.TemporaryDirectory(prefix="bench-") as folder:
+        subprocess.run([sys.executable, "-m", "venv", folder], check=True)
+        python = Path(folder, "bin/python")
+        subprocess.run(
+            [python, "-m", "pip", "--quiet", "--disable-pip-version-check", "install", *packages], check=True
+        )
+        yield python
+
+
+@contextmanager
+def postgres() -> Iterator[str]:
+    """The address of a fresh PostgreSQL on a socket of its own, ended afterwards."""
+    tools = {name: _find(name) for name in ("initdb", "postgres", "pg_isready", "createdb")}
+    # It refuses to run as root; packages bring a user for it.
+    owner: dict[str, Any] = {"user": "postgres", "group": "postgres", "extra_groups": []} if os.geteuid() == 0 else {}
+    with tempfile.TemporaryDirectory(prefix="bench-") as folder:
+        if owner:
+            shutil.chown(folder, "postgres")
+        quiet: dict[str, Any] = {"cwd": folder, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+        data = Path(folder, "data")
+        subprocess.run([tools["initdb"], "-D", data, "-A", "trust", "-U", "bench"], check=True, **quiet, **owner)
+        options = ["-c", "listen_addresses=", "-c", "synchronous_commit=on", "-c", "max_connections=300"]
+        server = subprocess.Popen([tools["postgres"], "-D", data, "-k", folder, *options], **quiet, **owner)
+        try:
+            give_up_at = time.monotonic() + START_S
+            while subprocess.run([tools["pg_isready"], "-h", folder], check=False, **quiet).returncode:
+                if server.poll() is not None or time.monotonic() > give_up_at:
+                    sys.exit("PostgreSQL did not start")
+                time.sleep(0.1)
+            subprocess.run([tools["createdb"], "-h", folder, "-U", "bench", "bench"], check=True, **quiet)
+            yield f"postgresql://bench@/bench?host={folder}"
+        finally:
+            server.terminate()
+            server.wait()
+
+
+def _find(tool: str) -> str:
+    folders = os.pathsep.join([os.environ["PATH"], *map(str, Path("/usr/lib/postgresql").glob("*/bin"))])
+    if (found := shutil.which(tool, path=folders)) is None:
+        sys.exit(f"{tool} was not found; this peer needs a PostgreSQL (Debian: apt-get install postgresql)")
+    return found
