@@ -294,6 +294,12 @@ class Client:
     async def _new_run(self, saga: Saga[C], start: Start[C]) -> tuple[NewRun, C]:
         if not isinstance(saga, Saga):
             raise InvalidInput("saga", f"must be a Saga, not {type(saga).__name__}")
+        if self._store.keyring is None and self._store.holds_keys:
+            raise InvalidInput(
+                "keyring",
+                "payloads in this database are sealed, and without its keyring this one would lie in the clear; give "
+                "it to the store: MongoStore(database, keyring=...)",
+            )
         try:
             payload, read_back = dump_context(saga.context, start.context)
         except NotJournalable as error:

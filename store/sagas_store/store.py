@@ -83,6 +83,8 @@ class MongoStore:
             keyring.bind(self.keys)
         self.database = database
         """The application's own handle, as it was given."""
+        self.holds_keys = False
+        """Whether there were keys in the database when this store was made ready: then payloads in it are sealed."""
         self._ready = False
 
     async def ready(self) -> None:
@@ -93,6 +95,7 @@ class MongoStore:
         if not self._ready:
             await refuse_unsafe(self._driver, self._patience)
             await self.schema.check()
+            self.holds_keys = bool(await self.keys.page(after=None, limit=1))
             self._ready = True
         await self.sync_clock()
 

@@ -47,11 +47,12 @@ BY_ID: dict[str, Verb] = {
 
 SWEEPS: dict[str, Callable[..., Awaitable[object]]] = {
     "Client.runs": lambda us, **named: us.client.runs(**named),
+    # Before the stops: those cut the wait of what is parked short, too.
+    "Operator.retry_now_many": lambda us, **named: us.operator.retry_now_many(**WHY, **named),
     "Client.stop_many": lambda us, **named: us.client.stop_many(**WHY, **named),
     "Operator.list_held": lambda us, **named: us.operator.list_held(**named),
     "Operator.requeue_quarantined": lambda us, **named: us.operator.requeue_quarantined(**WHY, **named),
     "Operator.resume_many": lambda us, **named: us.operator.resume_many(**WHY, **named),
-    "Operator.retry_now_many": lambda us, **named: us.operator.retry_now_many(**WHY, **named),
     "Operator.restart_many": lambda us, **named: us.operator.restart_many(**WHY, **named),
 }
 """What a verb does with whatever there is, or with a tenant that is named."""
@@ -92,6 +93,8 @@ async def one_of_each_state(store: MongoStore, tenant: str | None) -> dict[State
             fields["held"] = {"reason": "of theirs", "since": "$$NOW"}
         if state in SETTLED:
             fields["settled_at"] = "$$NOW"
+        if state is State.PENDING:  # parked: what is due already has no wait to cut short
+            fields["due_at"] = {"$dateAdd": {"startDate": "$$NOW", "unit": "hour", "amount": 1}}
         if state is State.RUNNING:
             fields["claim"] = {"token": "t", "worker": "w", "taken_from": "pending", "at": "$$NOW"}
         steps: list[Any] = [{"$set": fields}, *([] if state in OPEN else [{"$unset": ["due_at"]}])]
@@ -141,7 +144,8 @@ async def test_another_tenants_run_is_as_unknown_as_none_to_every_verb(shop: Dep
 
 async def test_no_sweep_touches_or_shows_another_tenants_runs(shop: Deployment, store: MongoStore) -> None:
     us = Bound(store, "vinet")
-    await shop.keyring.create("vinet")
+    if store is shop.store:  # where there are keys, a client without them starts nothing
+        await shop.keyring.create("vinet")
     alone = {name: await outcome(sweep(us)) for name, sweep in SWEEPS.items()}
     for tenant in ("hanar", None):
         await one_of_each_state(store, tenant)

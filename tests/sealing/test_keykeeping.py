@@ -26,16 +26,22 @@ from sagas import (
     Run,
     RunHeld,
     RunRolledBack,
+    Saga,
     Start,
     State,
+    Step,
     StoreUnavailable,
+    Worker,
+    WorkerOptions,
 )
 from sagas.keykeeping import NeedingRun
-from sagas.sealing import keys_needed
+from sagas.sealing import keys_needed, place_of_payload
 from sagas.wrapping import KeyName
 from sagas_store.errors import FenceLost
+from sagas_store.journal import Resealed
 from sagas_store.runs import Blocked, RunRecord
-from tests.sealing.deployment import WHY, Deployment, Order, fulfil
+from tests.conftest import DRIVERS
+from tests.sealing.deployment import POLL, WHY, Deployment, Order, Shop, fulfil
 from tests.store.making import entry
 
 DELAY = timedelta(hours=1)
@@ -139,6 +145,7 @@ async def assert_all_opens(shop: Deployment, runs: dict[str, Run[Order]]) -> Non
 # ------------------------------------------------------------------------------------ sealing anew
 
 
+@pytest.mark.parametrize("driver", DRIVERS)
 async def test_everything_is_sealed_anew_and_opens_once_the_old_key_is_gone(
     shop: Deployment, keeper: KeyKeeper
 ) -> None:
@@ -284,6 +291,7 @@ async def cut_its_wait_short(shop: Deployment, run: Run[Order], late: Deployment
     await late.operator.retry_now(run.run_id, **WHY)
 
 
+@pytest.mark.parametrize("driver", DRIVERS)
 @pytest.mark.parametrize("meanwhile", [press_stop, cut_its_wait_short, claim_and_hand_back, claim_and_block])
 async def test_a_key_that_somebody_has_used_meanwhile_is_not_taken_away(
     shop: Deployment, keeper: KeyKeeper, meanwhile: Meanwhile, monkeypatch: pytest.MonkeyPatch
@@ -434,6 +442,46 @@ async def test_two_at_once_do_each_others_work_no_harm(shop: Deployment, keeper:
     assert await sealed_with(shop) == {new}
     assert await keys_on(shop, more[-1]) == [new]
     await assert_all_opens(shop.anew(), runs)
+
+
+book = Saga("book", Order)
+
+
+@book.step(transactional=True, no_compensation=True)
+async def enter(order: Order, step: Step[Shop]) -> Order:
+    return order.model_copy(update={"done": ("enter",)})
+
+
+@book.step(no_compensation=True)
+async def announce(order: Order, step: Step[Shop]) -> Order:
+    return order.model_copy(update={"done": (*order.done, "announce")})
+
+
+async def test_an_entry_of_a_transaction_that_was_sealed_anew_before_it_was_read_back_opens(
+    shop: Deployment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The reply to a commit is lost; the entry is found again, under a key that came after the attempt's own."""
+    run = await shop.client.start(book, Order(number=7), tenant="vinet")
+    commit = shop.store.commit_together
+
+    async def lost_and_found(body: Any) -> Any:
+        committed = await commit(body)
+        assert committed is not None
+        assert committed.payload is not None
+        await rotated(shop)
+        sealer = await shop.keyring.sealer("vinet", run.run_id, [committed.payload])
+        place = place_of_payload(committed.kind, committed.seq)
+        anew = sealer.seal(*place, sealer.open(*place, committed.payload))
+        await shop.store.journal.reseal(run.run_id, [Resealed(committed.seq, "payload", committed.payload, anew)])
+        return committed._replace(payload=anew)
+
+    monkeypatch.setattr(shop.store, "commit_together", lost_and_found)
+    worker = Worker(shop.store, [book], options=WorkerOptions(poll=POLL, handle_signals=False))
+    running = asyncio.create_task(worker.run())
+    assert await run.result(20) == Order(number=7, done=("enter", "announce"))
+    worker.stop()
+    await asyncio.wait_for(running, 20)
+    assert (await shop.info(run)).attempts == 1
 
 
 # ------------------------------------------------------------------------------------ who needs a key
