@@ -32,7 +32,7 @@ from sagas.errors import (
     Unreadable,
 )
 from sagas.identity import run_id_of
-from sagas.keyring import WORDS_PATIENCE_S, ClaimRound, keys_of, opened_text
+from sagas.keyring import WORDS_PATIENCE_S, ClaimRound, Keyring, keys_of, opened_text
 from sagas.limits import Limits
 from sagas.log import get_logger
 from sagas.payload import NotJournalable, dump_context, dump_text, load_context, load_error, load_text
@@ -362,8 +362,13 @@ class Client:
         return Run(self, saga, run_id, created=False)
 
     async def find(self, saga: Saga[C], *, key: str, tenant: str | None = None) -> Run[C]:
-        """A handle on the run of this saga with this key. Raises RunNotFound."""
-        run_id = await self._run_id(saga, key, self._reach.choose(tenant))
+        """A handle on the run of this saga with this key. Raises RunNotFound, InvalidInput, CannotOpen."""
+        _check_key(key)
+        tenant = self._reach.choose(tenant)
+        await self._store.ready()
+        if isinstance(self._keys, Keyring) and not await self._keys.keys(tenant):
+            raise RunNotFound("with this key")  # to look is no reason to make keys, for a name that may be mistyped
+        run_id = await self._run_id(saga, key, tenant)
         await self._record(run_id)
         return Run(self, saga, run_id, created=False)
 

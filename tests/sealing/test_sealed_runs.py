@@ -90,6 +90,12 @@ async def test_a_key_is_idempotent_per_tenant_and_conflicts_are_told(shop: Deplo
     assert [run.created for run in many] == [False, True]
 
 
+async def test_looking_for_a_run_of_a_tenant_that_nobody_knows_makes_no_keys(shop: Deployment) -> None:
+    with pytest.raises(RunNotFound):
+        await shop.client.find(fulfil, key="order-17", tenant="mistyped")
+    assert await shop.keyring.keys("mistyped") == []
+
+
 async def test_a_worker_without_the_keyring_refuses_to_start(shop: Deployment) -> None:
     await shop.client.start(fulfil, Order(), tenant="vinet")
     worker = Worker(MongoStore(shop.database), [fulfil], options=WorkerOptions(handle_signals=False))
