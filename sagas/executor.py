@@ -500,12 +500,14 @@ class Attempt:
             error = TimeoutError("the step was cancelled from within")
         except (Exception, SystemExit) as raised:
             if session is not None and is_aborted_transaction(raised):
+                await self._shake_off_cancellation()
                 raise  # the transaction's own fault: nothing of it happened, and the whole of it is tried again
             error = raised
         finally:
             self._scope = self._in_hand = self._overstays_at = None
             if deadline is not None:
                 deadline.cancel()
+        await self._shake_off_cancellation()
         return self._failed_try(part, error, timed_out=scope.expired())
 
     async def _wait_for_thread(self, action: Perform) -> None:
@@ -526,7 +528,7 @@ class Attempt:
             scope.reschedule(asyncio.get_running_loop().time() + seconds)
 
     async def _shake_off_cancellation(self) -> None:
-        """A step may have cancelled its own task and returned: that must not tear the write of its outcome."""
+        """A step may have cancelled its own task and ended: that must not tear the write of its outcome."""
         task = asyncio.current_task()
         if task is not None and task.cancelling():
             with contextlib.suppress(asyncio.CancelledError):

@@ -81,7 +81,7 @@ _PURPOSE: Final = {kind: purpose for purpose, kind in _KIND.items()}
 _PAGE: Final = 100
 DEFAULT_MAX_AGE: Final = timedelta(minutes=5)
 
-WORDS_PATIENCE_S: Final = 2.0
+WORDS_PATIENCE_S: Final = 1.0
 """How long a person who presses Stop, or looks at a run, waits for the key of words that are for reading alone."""
 
 
@@ -526,7 +526,7 @@ async def opened_text(keys: Keyring | NoKeys, run: RunRecord, slot: Slot, seq: i
         async with asyncio.timeout(WORDS_PATIENCE_S):
             opener = await keys.opener(run.tenant, run.run_id, [stored])
         return load_text(opener.open(slot, seq, stored), f"run {run.run_id}, {slot}")
-    except (CannotOpen, Unreadable, TimeoutError):
+    except (CannotOpen, Unreadable, StoreUnavailable, TimeoutError):
         return None
 
 

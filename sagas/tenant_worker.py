@@ -72,7 +72,8 @@ class TenantWorker:
                         async with asyncio.timeout(self._look_s):
                             await self._stopping.wait()
             finally:
-                self.stop()
+                if not self._stopping.is_set():  # a second word would cut the grace short
+                    self.stop()
                 await asyncio.gather(*self._running.values(), return_exceptions=True)
                 self.left_behind = sum(worker.left_behind for worker in self._workers.values())
 
@@ -90,6 +91,8 @@ class TenantWorker:
             self._log.warning("looking for tenants failed, trying again", error=str(error))
             return
         for tenant in tenants:
+            if self._stopping.is_set():
+                return
             if tenant not in self._running or self._running[tenant].done():
                 self._workers[tenant] = Worker(
                     self._databases.of(tenant),

@@ -234,7 +234,12 @@ class Worker:
             if run.claim is not None:
                 self._store.clock.observe(run.claim.at)
         again = [run.run_id for run in runs if run.attempts > 1]  # a first attempt has no journal to read
-        journals = await self._store.journal.load_many(again) if again else {}
+        try:
+            journals = await self._store.journal.load_many(again) if again else {}
+        except StoreError:
+            for run in runs:
+                await self._end_lease(run)  # nobody would drive them until then
+            raise
         together = ClaimRound()
         for run in runs:
             lease = leases[run.run_id]

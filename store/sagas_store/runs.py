@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, Final
 
@@ -19,6 +19,7 @@ from bson import ObjectId
 from pymongo import UpdateMany, errors
 from pymongo.asynchronous.client_session import AsyncClientSession
 
+from sagas_store.clock import monotonic
 from sagas_store.commit import Batching, CommitLoop
 from sagas_store.drivers import Collection, Document
 from sagas_store.errors import FenceLost, RecordTooLarge, RunExists, StopFirst, StoreError, StoreRefused
@@ -46,12 +47,16 @@ RUNS_SPEC_NAME: Final = "runs"
 # The server would have to guess how much is due, and of whom, to choose between these two by itself.
 CLAIM_INDEX: Final = "claim"
 TURN_INDEX: Final = "turn"
+_NO_TENANT: Final = ""
+"""Comes before all names; runs without a tenant take turns like those of one."""
 _CLAIMABLE: Final = sorted(origins_of(State.RUNNING))
 _COUNTED_TOGETHER: Final = 2_000
 _CLAIM_ROUNDS: Final = 3
 """How often one claim looks for further candidates after losing some to another worker; then the next poll is due."""
 _RESUMED_MAX: Final = 16
 """How many looks for due runs in a row may go on where the one before ended; then one begins at the start again."""
+_RESUMED_MAX_S: Final = 1.0
+"""And for how long, in seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -270,17 +275,19 @@ class _Scan:
     """How far looks for due runs have come. Behind it lie the index entries of runs that were claimed just now.
 
     The server walks over those for as long as it keeps them, so a busy worker's looks go on where the last one ended.
-    Nothing is missed: a look that finds too little, and every so-and-so-many-th, begins at the start again, which is
-    where a run stands that was started or let go with an earlier due time meanwhile.
+    Nothing is missed: a look that finds too little, every so-and-so-many-th, and one after a while, begins at the start
+    again, which is where a run stands that was started or let go with an earlier due time meanwhile.
     """
 
     came_to: datetime | None = None
     """The due time of the last run that was taken; None to begin at the start."""
     resumed: int = 0
+    began_at: float = field(default_factory=monotonic)
+    """When a look began at the start."""
 
     def begin(self) -> datetime | None:
         """From where to look now."""
-        if self.came_to is not None and self.resumed >= _RESUMED_MAX:
+        if self.resumed >= _RESUMED_MAX or monotonic() - self.began_at > _RESUMED_MAX_S:
             self.restart()
         if self.came_to is not None:
             self.resumed += 1
@@ -288,7 +295,7 @@ class _Scan:
 
     def restart(self) -> None:
         """The next look begins at the start."""
-        self.came_to, self.resumed = None, 0
+        self.came_to, self.resumed, self.began_at = None, 0, monotonic()
 
 
 class Runs:
@@ -303,8 +310,8 @@ class Runs:
         )
         self._moves: CommitLoop[_Move, None] = CommitLoop(self._move_together, batching)
         self._scans: dict[tuple[tuple[str, int], ...], _Scan] = {}
-        self._turn = ""
-        """The tenant whose turn it was last; see `_in_turn`."""
+        self._turn: str | None = None
+        """The tenant whose turn it was last; see `_choose`."""
         self._odd = 0
 
     # ---------------------------------------------------------------- starting
@@ -383,18 +390,23 @@ class Runs:
             if wanted <= 0:  # the server takes a limit of 0 for no limit
                 break
             since = scan.begin()
-            longest_due = await self._due(definitions, wanted, since)
-            more = len(longest_due) == wanted
             room = _Room(per_tenant, Counter(running) + Counter(run.tenant for run in claimed if run.tenant))
-            candidates = await self._choose(definitions, wanted, longest_due, room)
-            if candidates:
-                claimed += await self._stamp(candidates, token, worker, lease)
+            try:
+                longest_due = await self._due(definitions, wanted, since)
+                candidates = await self._choose(definitions, wanted, longest_due, room)
+                if candidates:
+                    claimed += await self._stamp(candidates, token, worker, lease)
+            except StoreError:
+                if not claimed:
+                    raise
+                break  # what was stamped in the rounds before is to be driven, not to wait for the end of its lease
             # Only now: what was found and could not be stamped is still due.
-            if more:
-                scan.came_to = next(
-                    (found["due_at"] for found in longest_due if found["_id"] not in candidates),
-                    longest_due[-1]["due_at"],
-                )
+            if len(longest_due) == wanted:
+                taken = set(candidates)
+                left = (found["due_at"] for found in longest_due if found["_id"] not in taken)
+                scan.came_to = next(left, longest_due[-1]["due_at"])
+                if not candidates:
+                    break
             else:
                 scan.restart()
                 if since is None:
@@ -421,20 +433,27 @@ class Runs:
         """Which runs to claim. Where there is not room for all that is due, tenants take turns for half of it."""
         if len(longest_due) < limit:
             return room.fit(longest_due, limit)
-        # Also where none of these has a tenant: behind them tenants may be waiting. Without any it is one empty look.
         share, self._odd = (limit + self._odd) // 2, (limit + self._odd) % 2
+        # Where tenants have their limits, those that are due longest may not fit, and turns fill all the places.
         in_turn = await self._in_turn(definitions, limit if room.bounded else share, room.full)
-        return room.fit([*in_turn[:share], *longest_due, *in_turn[share:]], limit)
+        turns, more = in_turn[:share], in_turn[share:]
+        chosen = room.fit([*turns, *longest_due, *more], limit)
+        by_age = {found["_id"] for found in longest_due}
+        taken = set(chosen)
+        for found in (*turns, *(one for one in more if one["_id"] not in by_age)):
+            if found["_id"] in taken:  # a turn that was not taken is still to come
+                self._turn = found.get("tenant", _NO_TENANT)
+        return chosen
 
     async def _in_turn(
         self, definitions: Sequence[tuple[str, int]], limit: int, passed_over: Sequence[str]
     ) -> list[Document]:
-        """Up to `limit` due runs of the tenants whose turn it is, in the order of their names, round and round."""
+        """Up to `limit` due runs of the tenants whose turn it is: by name, none first, and round again."""
         found: list[Document] = []
-        for after in dict.fromkeys((self._turn, "")):
+        for after in (self._turn, None) if self._turn is not None else (None,):
             if len(found) < limit:
 
-                async def find(after: str = after, missing: int = limit - len(found)) -> list[Document]:
+                async def find(after: str | None = after, missing: int = limit - len(found)) -> list[Document]:
                     return await self._collection.find(
                         turn_filter(definitions, after, passed_over),
                         {"tenant": 1},
@@ -444,8 +463,6 @@ class Runs:
                     ).to_list(None)
 
                 found += await self._patience.call("find tenants' due runs", find)
-        if found:
-            self._turn = found[-1]["tenant"]
         return found
 
     async def _stamp(self, run_ids: list[str], token: str, worker: str, lease: timedelta) -> list[RunRecord]:
@@ -846,14 +863,19 @@ def due_filter(definitions: Sequence[tuple[str, int]], since: datetime | None = 
     }
 
 
-def turn_filter(definitions: Sequence[tuple[str, int]], after: str, passed_over: Sequence[str] = ()) -> Document:
-    """Due runs of these definitions, of the tenants after this one in the order of their names."""
+def turn_filter(definitions: Sequence[tuple[str, int]], after: str | None, passed_over: Sequence[str] = ()) -> Document:
+    """Due runs of these definitions: of all tenants and of none, or of those after a tenant in the order of names."""
+    whose: Document = {}
+    if after is not None:
+        whose["$gt"] = after
+    if passed_over:
+        whose["$nin"] = list(passed_over)
     return {
         "$or": [
             {
                 "saga": saga,
                 "version": version,
-                "tenant": {"$gt": after, "$nin": list(passed_over)} if passed_over else {"$gt": after},
+                **({"tenant": whose} if whose else {}),
                 "due_at": {"$exists": True},
                 "$expr": {"$lte": ["$due_at", "$$NOW"]},
             }

@@ -215,8 +215,7 @@ SCHEMA: Final = (
             IndexSpec(
                 name=TURN_INDEX,
                 keys=(("saga", 1), ("version", 1), ("tenant", 1), ("due_at", 1)),
-                # Costs nothing where there are no tenants.
-                partial={"tenant": {"$exists": True}, "due_at": {"$exists": True}},
+                partial={"due_at": {"$exists": True}},
                 serves=("find_in_turn",),
             ),
             IndexSpec(

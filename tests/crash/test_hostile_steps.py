@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel, field_serializer, model_validator
 
-from sagas import Client, Retryable, RetryPolicy, RunInfo, Saga, Start, Step, StoreUnavailable
+from sagas import Client, NonRetryable, Retryable, RetryPolicy, RunInfo, Saga, Start, Step, StoreUnavailable
 from sagas_store import MongoStore
 from sagas_store.entries import Kind
 from sagas_store.states import HELD, SETTLED, State
@@ -270,6 +270,45 @@ async def test_a_step_that_cancels_its_own_task_and_returns_has_returned(store: 
     info = await settle_beside_a_neighbour(store, saga)
     assert info.state is State.COMPLETED
     assert (calls, info.attempts) == ([1], 1)
+
+
+@pytest.mark.parametrize("hostile", ["step", "compensation"])
+async def test_what_cancels_its_own_task_and_raises_has_raised_and_tears_nothing_after_it(
+    store: MongoStore, hostile: str
+) -> None:
+    saga = Saga("hostile", Parcel)
+    counts: list[int] = []
+
+    def cancel_itself(part: str) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        counts.append(task.cancelling())
+        if part == hostile:
+            task.cancel()
+            raise ValueError(part)
+
+    @saga.step(no_compensation=True)
+    async def first(parcel: Parcel, step: Step[None]) -> Parcel:
+        return parcel
+
+    @saga.step(retry=RetryPolicy(max_attempts=1))
+    async def reserve(parcel: Parcel, step: Step[None]) -> Parcel:
+        cancel_itself("step")
+        return parcel
+
+    @reserve.compensation(retry=RetryPolicy(max_attempts=1))
+    async def release(parcel: Parcel, step: Step[None]) -> None:
+        cancel_itself("compensation")
+
+    @saga.pivot
+    async def charge(parcel: Parcel, step: Step[None]) -> Parcel:
+        raise NonRetryable("no")
+
+    info = await settle_beside_a_neighbour(store, saga)
+    # A ValueError is definite, so a step that raised one has nothing to undo.
+    assert info.state is (State.COMPENSATED if hostile == "step" else State.COMPENSATION_FAILED)
+    assert info.attempts == 1, "no attempt was torn"
+    assert set(counts) == {0}, "whatever starts, starts with a clean cancel counter"
 
 
 async def test_a_step_that_raises_a_signal_of_some_library_takes_no_other_run_with_it(store: MongoStore) -> None:

@@ -55,12 +55,14 @@ async def test_a_healthy_run_behind_thousands_of_blocked_ones_starts_within_two_
     async with other.working():
         await healthy.result(20)
         assert rounds.round_of(healthy) <= 2
+        behind = 0
         for number in range(10):
             one = await shop.client.start(fulfil, Order(number=number), tenant=f"{'az'[number % 2]}{number}")
             begun = len(rounds.claimed)
             await one.result(20)
             assert rounds.round_of(one) <= begun + 2
-        assert ill in rounds.tenants[-1] | rounds.tenants[-2], "the backlog was worked off before"
+            behind += ill in rounds.tenants[-1] | rounds.tenants[-2]
+        assert behind >= 3, "the backlog was worked off before"
     calls = shop.wrapper.unwrapped[key] - before
     assert 0 < calls <= sum(ill in tenants for tenants in rounds.tenants), "one call per key and round"
     blocked = await shop.database["sagas.runs"].count_documents({"blocked.failure": failure.__name__})

@@ -102,6 +102,33 @@ async def test_a_tenant_that_no_database_can_be_named_after_is_refused(databases
         databases.of(tenant)
 
 
+async def test_a_step_in_hand_has_its_grace_when_the_worker_of_all_tenants_is_told_to_drain(
+    databases: TenantDatabases,
+) -> None:
+    await databases.create("vinet")
+    inside, go_on = asyncio.Event(), asyncio.Event()
+    slow = Saga("slow", Order)
+
+    @slow.step(no_compensation=True)
+    async def wait(order: Order, step: Step[None]) -> Order:
+        inside.set()
+        await go_on.wait()
+        return Order(number=order.number + 1)
+
+    options = WorkerOptions(handle_signals=False, poll=timedelta(milliseconds=20))
+    worker = TenantWorker(databases, [slow], options=options, look=timedelta(milliseconds=20))
+    running = asyncio.create_task(worker.run())
+    async with Client(databases, tenant="vinet") as client:
+        run = await client.start(slow, Order())
+        await asyncio.wait_for(inside.wait(), 20)
+        worker.stop()
+        await asyncio.sleep(0.1)  # for whatever it does at once
+        go_on.set()
+        await asyncio.wait_for(running, 20)
+        assert await run.result(20) == Order(number=1)
+        assert [line.kind for line in await run.journal()] == ["step_succeeded"], "it was not broken off"
+
+
 async def test_a_tenant_whose_database_is_not_ready_keeps_none_waiting(databases: TenantDatabases) -> None:
     # There, but without the schema.
     await databases.of("aaa").database["something"].insert_one({})
