@@ -11,6 +11,7 @@ rollback happen at each of its points. The oracle compares what was answered, th
 from __future__ import annotations
 
 import asyncio
+import itertools
 import random
 from collections import Counter
 from collections.abc import Awaitable, Callable
