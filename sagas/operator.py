@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import functools
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Final, TypeVar
 
@@ -195,46 +195,47 @@ class Operator:
     ) -> BulkResult:
         """Let quarantined runs go on, once their key is back: those of a tenant, or these. Each keeps its place.
 
-        Runs that are still on hold because their payloads do not open are made due, too. Before a run is changed its
-        key is asked for and its newest context opened: what does not open stays where it is, and `refused` says why. A
-        dry run does just that. To name neither tenant nor runs is refused when any of them has a tenant.
+        Runs that are still on hold because their payloads do not open are made due, too. They are let go oldest first,
+        in the order in which they were started (named `runs`: in the order given), sixteen at once, so within those
+        sixteen a live worker may see a later one sooner; with a `limit` the oldest are taken. Before a run is changed
+        its key is asked for and its newest context opened: what does not open stays where it is, and `refused` says
+        why. A dry run does just that. A tenant and runs together mean those of the runs that are the tenant's; others
+        are not found. To name neither is refused when any of them has a tenant.
         """
         check_words(by, reason)
+        if runs is not None:
+            if isinstance(runs, str | bytes) or not isinstance(runs, Iterable):
+                raise InvalidInput("runs", "must be several run ids, for instance a list: runs=[run_id]")
+            runs = list(dict.fromkeys(runs))
         await self._store.ready()
         tenant = self._reach.choose(tenant)
-        chosen = await self._blocked(tenant, limit) if runs is None else list(dict.fromkeys(runs))
+        chosen = await self._blocked(tenant, limit) if runs is None else runs[:limit]
         result = BulkResult(dry_run)
-        together, at_once = ClaimRound(), asyncio.Semaphore(_AT_ONCE)
+        together = ClaimRound()
 
         async def requeue(run_id: str) -> None:
-            async with at_once:
-                try:
-                    run = await self._read(run_id)
-                    await self._opens(run, together)
-                    if not dry_run:
-                        await self._move_on(run, Kind.REQUEUED, by, reason)
-                except SagaError as failed:
-                    result.refused[run_id] = failed.why if isinstance(failed, OperatorRefused) else str(failed)
-                else:
-                    result.done.append(run_id)
+            try:
+                run = await self._read(run_id)
+                if tenant is not None and run.tenant != tenant:
+                    raise RunNotFound(run_id)
+                await self._opens(run, together)
+                if not dry_run:
+                    await self._move_on(run, Kind.REQUEUED, by, reason)
+            except SagaError as failed:
+                result.refused[run_id] = failed.why if isinstance(failed, OperatorRefused) else str(failed)
+            else:
+                result.done.append(run_id)
 
-        for begin in range(0, len(chosen), _BATCH):
-            await asyncio.gather(*map(requeue, chosen[begin : begin + _BATCH]))
+        for begin in range(0, len(chosen), _AT_ONCE):
+            # All of these before any later one, or a worker would see that one first.
+            await asyncio.gather(*map(requeue, chosen[begin : begin + _AT_ONCE]))
         return result
 
     async def _blocked(self, tenant: str | None, limit: int) -> list[str]:
         """Ids of runs that are held, or wait, because they do not open. Raises InvalidInput for tenants not named."""
-        found: list[str] = []
-        for chosen in (
-            RunFilter(states=frozenset({State.QUARANTINED}), tenant=tenant),
-            RunFilter(states=frozenset({State.PENDING}), tenant=tenant, blocked=True, waiting=True),
-        ):
-            if tenant is None and await self._store.runs.page(replace(chosen, tenanted=True), after=None, limit=1):
-                raise InvalidInput(
-                    "tenant, runs", "name one of them: some of the runs that do not open are of a tenant"
-                )
-            found += [run_id async for run_id in every(self._store, chosen, limit - len(found))]
-        return found
+        if tenant is None and await self._store.backlog.any_tenanted():
+            raise InvalidInput("tenant, runs", "name one of them: some of the runs that do not open are of a tenant")
+        return await self._store.backlog.oldest(tenant, limit=limit)
 
     async def _opens(self, run: RunRecord, together: ClaimRound) -> None:
         """Raise unless the run is blocked, and could go on: its newest context opens, the next one could be sealed."""
