@@ -9,11 +9,21 @@ import contextvars
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Any, Final, Generic, Self, TypeVar
 
 from pydantic import BaseModel
 
+from sagas.choosing import (
+    StatesGiven,
+    check_aware,
+    check_limit,
+    check_run_id,
+    check_saga,
+    check_text,
+    choose_runs,
+    choose_states,
+)
 from sagas.clock import new_token
 from sagas.definition import Saga
 from sagas.errors import (
@@ -38,11 +48,11 @@ from sagas.log import get_logger
 from sagas.payload import NotJournalable, dump_context, dump_text, load_context, load_error, load_text
 from sagas.sealing import Slot, place_of_payload, place_of_reason
 from sagas.stopping import StopAnswer, StopOutcome, StopPreview, answer, check_words, preview
-from sagas.tenancy import Reach, searchable, store_of
+from sagas.tenancy import Reach, store_of
 from sagas_store import MongoStore
 from sagas_store.entries import Cause, Entry, Kind
 from sagas_store.errors import RunExists, StoreError
-from sagas_store.runs import NewRun, RunFilter, RunPosition, RunRecord
+from sagas_store.runs import NewRun, RunPosition, RunRecord
 from sagas_store.states import HELD, OPEN, SETTLED, Decision, State
 from sagas_store.tenants import TenantDatabases
 
@@ -292,8 +302,7 @@ class Client:
         return [Run(self, saga, run.run_id, created=run.run_id not in existing) for run, _ in new]
 
     async def _new_run(self, saga: Saga[C], start: Start[C]) -> tuple[NewRun, C]:
-        if not isinstance(saga, Saga):
-            raise InvalidInput("saga", f"must be a Saga, not {type(saga).__name__}")
+        check_saga(saga)
         if self._store.keyring is None and self._store.holds_keys:
             raise InvalidInput(
                 "keyring",
@@ -358,11 +367,12 @@ class Client:
         return RunInfo.of(record, key=await self._key_of(record))
 
     def run(self, saga: Saga[C], *, run_id: str) -> Run[C]:
-        """A handle on a run that was started before. Asks nothing yet."""
-        return Run(self, saga, run_id, created=False)
+        """A handle on a run that was started before. Asks nothing yet. Raises InvalidInput."""
+        return Run(self, check_saga(saga), check_run_id(run_id), created=False)
 
     async def find(self, saga: Saga[C], *, key: str, tenant: str | None = None) -> Run[C]:
         """A handle on the run of this saga with this key. Raises RunNotFound, InvalidInput, CannotOpen."""
+        check_saga(saga)
         _check_key(key)
         tenant = self._reach.choose(tenant)
         await self._store.ready()
@@ -375,22 +385,23 @@ class Client:
     async def runs(
         self,
         *,
-        state: State | str | Iterable[State | str] | None = None,
+        state: StatesGiven | None = None,
         tenant: str | None = None,
         saga: str | None = None,
         after: str | None = None,
         limit: int = 50,
         open_keys: bool = False,
     ) -> RunPage:
-        """Runs, newest first, a page at a time; held ones with `state=HELD`. No payload is read.
+        """Runs, newest first, a page at a time; held ones with `state=HELD`. No payload is read. Raises InvalidInput.
 
         Idempotency keys that are sealed are left out, unless `open_keys` asks for them: that may need the key service.
         Pages by position, not by number: runs started meanwhile neither repeat nor hide any.
         """
-        if not 1 <= limit <= _PAGE_MAX:
-            raise InvalidInput("limit", f"must be from 1 to {_PAGE_MAX}")
-        chosen = RunFilter(states=_states(state), tenant=self._reach.choose(tenant), saga=saga)
+        check_limit(limit, _PAGE_MAX)
+        states = choose_states("state", state if state is not None else State)
+        chosen = choose_runs(self._store, self._reach, states, tenant=tenant, saga=saga)
         position = _position(after) if after is not None else None
+        await self._store.ready()
         found = await self._store.runs.page(chosen, after=position, limit=limit + 1)
         page = found[:limit]
         more = len(found) > limit
@@ -461,15 +472,18 @@ class Client:
         One run's failure stops none of the others; it is told in `failed`. Raises InvalidInput.
         """
         check_words(by, reason)
-        await self._store.ready()
-        chosen = RunFilter(
-            states=OPEN | HELD,
-            tenant=self._reach.choose(tenant),
+        check_limit(limit)
+        chosen = choose_runs(
+            self._store,
+            self._reach,
+            OPEN | HELD,
+            tenant=tenant,
             saga=saga,
-            key_prefix=searchable(self._store, key_prefix),
-            created_before=started_before,
+            key_prefix=key_prefix,
+            started_before=started_before,
             stopped=False,
         )
+        await self._store.ready()
         result = StopMany(dry_run)
         after: RunPosition | None = None
         while result.count < limit:
@@ -539,6 +553,7 @@ class Client:
         )
 
     async def _record(self, run_id: str) -> RunRecord:
+        check_run_id(run_id)
         await self._store.ready()
         record = await self._store.runs.get(run_id)
         if record is None or not self._reach.covers(record):  # another tenant's is as unknown as none
@@ -745,15 +760,6 @@ def _check_key(key: object) -> None:
         raise InvalidInput("key", "must be a text that UTF-8 can write: no lone surrogates") from None
 
 
-def _aware(field: str, at: object) -> datetime:
-    if not isinstance(at, datetime) or at.tzinfo is None:
-        raise InvalidInput(field, "must be an aware datetime, for instance datetime(..., tzinfo=UTC)")
-    try:
-        return at.astimezone(UTC)
-    except OverflowError:
-        raise InvalidInput(field, "is beyond the years 1 to 9999") from None
-
-
 def _after(field: str, now: datetime, wait: object) -> datetime:
     if not isinstance(wait, timedelta):
         raise InvalidInput(field, "must be a timedelta, for instance timedelta(minutes=5)")
@@ -767,7 +773,7 @@ def _due(now: datetime, due_at: datetime | None, delay: timedelta | None) -> dat
     if due_at is not None and delay is not None:
         raise InvalidInput("due_at, delay", "give at most one of them")
     if due_at is not None:
-        return _aware("due_at", due_at)
+        return check_aware("due_at", due_at)
     if delay is None:
         return now
     at = _after("delay", now, delay)
@@ -779,19 +785,10 @@ def _due(now: datetime, due_at: datetime | None, delay: timedelta | None) -> dat
 def _deadline(now: datetime, due_at: datetime, deadline: datetime | timedelta | None) -> datetime | None:
     if deadline is None:
         return None
-    at = _after("deadline", now, deadline) if isinstance(deadline, timedelta) else _aware("deadline", deadline)
+    at = _after("deadline", now, deadline) if isinstance(deadline, timedelta) else check_aware("deadline", deadline)
     if at <= due_at:
         raise InvalidInput("deadline", "must be after the run may begin, else it could only time out")
     return at
-
-
-def _states(state: State | str | Iterable[State | str] | None) -> frozenset[State]:
-    if state is None:
-        return frozenset(State)
-    try:
-        return frozenset({State(state)} if isinstance(state, str) else map(State, state))
-    except ValueError as error:
-        raise InvalidInput("state", f"{error}; there are: {', '.join(State)}") from None
 
 
 def _cursor(record: RunRecord) -> str:
@@ -799,9 +796,9 @@ def _cursor(record: RunRecord) -> str:
     return base64.urlsafe_b64encode(position.encode()).decode()
 
 
-def _position(cursor: str) -> RunPosition:
+def _position(cursor: object) -> RunPosition:
     try:
-        created_at, run_id = json.loads(base64.urlsafe_b64decode(cursor.encode()))
+        created_at, run_id = json.loads(base64.urlsafe_b64decode(check_text("after", cursor)))
         position = RunPosition(datetime.fromisoformat(created_at), str(run_id))
     except (ValueError, TypeError):
         raise InvalidInput("after", "is not a `next` of an earlier page") from None

@@ -28,6 +28,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Final
 
+from sagas.choosing import StatesGiven, check_limit, check_text, choose_states
 from sagas.errors import CannotOpen, InvalidInput, KeyLost, KeyRefused
 from sagas.keyring import DEFAULT_MAX_AGE, Keyring, Rewrapped, keys_of
 from sagas.sealing import DataKey, RunSealer, Slot, keys_needed, place_of_payload, place_of_reason
@@ -165,13 +166,15 @@ class KeyKeeper:
         tenant: str | None,
         key_id: str,
         *,
-        states: Iterable[State] | None = None,
+        states: StatesGiven | None = None,
         after: str = "",
         limit: int = 100,
     ) -> list[NeedingRun]:
         """A page of the runs that need this key, in the order of their ids; the next one is `after` the last id."""
+        chosen = choose_states("states", states) if states is not None else None
+        check_text("after", after)
+        check_limit(limit)
         await self._record(tenant, key_id)
-        chosen = frozenset(states) if states is not None else None
         found = await self._store.runs.needing_key(key_id, states=chosen, after=after, limit=limit)
         return [NeedingRun(run.run_id, run.state) for run in found]
 
@@ -353,6 +356,7 @@ class KeyKeeper:
         return self._keys
 
     async def _record(self, tenant: str | None, key_id: str) -> KeyRecord:
+        check_text("key_id", key_id)
         await self._store.ready()
         tenant = self._reach.choose(tenant)
         key = await self._store.keys.get(key_id)

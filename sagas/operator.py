@@ -9,14 +9,22 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Final, TypeVar
 
 from pydantic import BaseModel
 
+from sagas.choosing import (
+    StatesGiven,
+    check_limit,
+    check_run_id,
+    check_saga,
+    check_several,
+    choose_runs,
+    choose_states,
+)
 from sagas.clock import new_token
 from sagas.definition import Saga, StepKind
 from sagas.errors import InvalidInput, NoKeyring, OperatorRefused, PayloadTooLarge, RunNotFound, SagaError
@@ -27,7 +35,7 @@ from sagas.limits import Limits
 from sagas.payload import NotJournalable, dump_context, dump_text
 from sagas.sealing import SEALED_OVERHEAD_BYTES, Slot, place_of_payload, place_of_reason
 from sagas.stopping import check_words
-from sagas.tenancy import Reach, searchable, store_of
+from sagas.tenancy import Reach, store_of
 from sagas_store import MongoStore
 from sagas_store.entries import Entry, Kind
 from sagas_store.errors import RunExists, WrongState
@@ -100,6 +108,9 @@ class Operator:
         Happened: `context` is what the pivot would have returned, and the run goes forward from it. Not happened:
         everything is undone. Raises OperatorRefused, RunNotFound, InvalidInput.
         """
+        check_saga(saga)
+        if not isinstance(happened, bool):
+            raise InvalidInput("happened", "must be True or False: it cannot be taken back")
         run = await self._read(run_id)
         if run.state is not State.IN_DOUBT:
             raise OperatorRefused(run_id, run.state, "a verdict is for runs whose pivot is in doubt")
@@ -172,16 +183,14 @@ class Operator:
 
     # ---------------------------------------------------------------- quarantine
 
-    async def list_held(self, *, status: State | Iterable[State] = HELD, tenant: str | None = None) -> list[HeldGroup]:
+    async def list_held(self, *, status: StatesGiven = HELD, tenant: str | None = None) -> list[HeldGroup]:
         """How many runs are held, by state, tenant, and, where payloads do not open, key and kind of failure.
 
         Opens no payload. The runs themselves: `Client.runs(state=..., tenant=...)`.
         """
+        states, tenant = choose_states("status", status, HELD), self._reach.choose(tenant)
         await self._store.ready()
-        states = frozenset([status] if isinstance(status, State) else status)
-        if others := states - HELD:
-            raise InvalidInput("status", f"{', '.join(sorted(others))}: not a state in which runs are held")
-        return await self._store.runs.held_groups(states, self._reach.choose(tenant))
+        return await self._store.runs.held_groups(states, tenant)
 
     async def requeue_quarantined(
         self,
@@ -195,46 +204,45 @@ class Operator:
     ) -> BulkResult:
         """Let quarantined runs go on, once their key is back: those of a tenant, or these. Each keeps its place.
 
-        Runs that are still on hold because their payloads do not open are made due, too. Before a run is changed its
-        key is asked for and its newest context opened: what does not open stays where it is, and `refused` says why. A
-        dry run does just that. To name neither tenant nor runs is refused when any of them has a tenant.
+        Runs that are still on hold because their payloads do not open are made due, too. They are let go oldest first,
+        in the order in which they were started (named `runs`: in the order given), sixteen at once, so within those
+        sixteen a live worker may see a later one sooner; with a `limit` the oldest are taken. Before a run is changed
+        its key is asked for and its newest context opened: what does not open stays where it is, and `refused` says
+        why. A dry run does just that. A tenant and runs together mean those of the runs that are the tenant's; others
+        are not found. To name neither is refused when any of them has a tenant.
         """
         check_words(by, reason)
-        await self._store.ready()
+        check_limit(limit)
+        named = check_several("runs", runs) if runs is not None else None
         tenant = self._reach.choose(tenant)
-        chosen = await self._blocked(tenant, limit) if runs is None else list(dict.fromkeys(runs))
+        await self._store.ready()
+        chosen = await self._blocked(tenant, limit) if named is None else named[:limit]
         result = BulkResult(dry_run)
-        together, at_once = ClaimRound(), asyncio.Semaphore(_AT_ONCE)
+        together = ClaimRound()
 
         async def requeue(run_id: str) -> None:
-            async with at_once:
-                try:
-                    run = await self._read(run_id)
-                    await self._opens(run, together)
-                    if not dry_run:
-                        await self._move_on(run, Kind.REQUEUED, by, reason)
-                except SagaError as failed:
-                    result.refused[run_id] = failed.why if isinstance(failed, OperatorRefused) else str(failed)
-                else:
-                    result.done.append(run_id)
+            try:
+                run = await self._read(run_id)
+                if tenant is not None and run.tenant != tenant:
+                    raise RunNotFound(run_id)
+                await self._opens(run, together)
+                if not dry_run:
+                    await self._move_on(run, Kind.REQUEUED, by, reason)
+            except SagaError as failed:
+                result.refused[run_id] = failed.why if isinstance(failed, OperatorRefused) else str(failed)
+            else:
+                result.done.append(run_id)
 
-        for begin in range(0, len(chosen), _BATCH):
-            await asyncio.gather(*map(requeue, chosen[begin : begin + _BATCH]))
+        for begin in range(0, len(chosen), _AT_ONCE):
+            # All of these before any later one, or a worker would see that one first.
+            await asyncio.gather(*map(requeue, chosen[begin : begin + _AT_ONCE]))
         return result
 
     async def _blocked(self, tenant: str | None, limit: int) -> list[str]:
         """Ids of runs that are held, or wait, because they do not open. Raises InvalidInput for tenants not named."""
-        found: list[str] = []
-        for chosen in (
-            RunFilter(states=frozenset({State.QUARANTINED}), tenant=tenant),
-            RunFilter(states=frozenset({State.PENDING}), tenant=tenant, blocked=True, waiting=True),
-        ):
-            if tenant is None and await self._store.runs.page(replace(chosen, tenanted=True), after=None, limit=1):
-                raise InvalidInput(
-                    "tenant, runs", "name one of them: some of the runs that do not open are of a tenant"
-                )
-            found += [run_id async for run_id in every(self._store, chosen, limit - len(found))]
-        return found
+        if tenant is None and await self._store.backlog.any_tenanted():
+            raise InvalidInput("tenant, runs", "name one of them: some of the runs that do not open are of a tenant")
+        return await self._store.backlog.oldest(tenant, limit=limit)
 
     async def _opens(self, run: RunRecord, together: ClaimRound) -> None:
         """Raise unless the run is blocked, and could go on: its newest context opens, the next one could be sealed."""
@@ -253,7 +261,7 @@ class Operator:
         *,
         by: str,
         reason: str,
-        states: Iterable[State] = (State.FORWARD_INCOMPLETE, State.COMPENSATION_FAILED, State.BROKEN),
+        states: StatesGiven = (State.FORWARD_INCOMPLETE, State.COMPENSATION_FAILED, State.BROKEN),
         tenant: str | None = None,
         saga: str | None = None,
         key_prefix: str | None = None,
@@ -262,16 +270,16 @@ class Operator:
         dry_run: bool = False,
     ) -> BulkResult:
         """`resume` for every held run that fits, a hundred at a time; one that is refused stops none of the others."""
-        check_words(by, reason)
-        chosen = RunFilter(
-            states=frozenset(states) & _RESUMABLE,
-            tenant=self._reach.choose(tenant),
+        chosen = choose_runs(
+            self._store,
+            self._reach,
+            choose_states("states", states, _RESUMABLE),
+            tenant=tenant,
             saga=saga,
-            key_prefix=searchable(self._store, key_prefix),
-            created_before=started_before,
+            key_prefix=key_prefix,
+            started_before=started_before,
         )
-        verb = functools.partial(self.resume, by=by, reason=reason)
-        return await self._each(chosen, verb, limit=limit, dry_run=dry_run)
+        return await self._each(chosen, self.resume, by=by, reason=reason, limit=limit, dry_run=dry_run)
 
     async def retry_now_many(
         self,
@@ -286,24 +294,24 @@ class Operator:
         dry_run: bool = False,
     ) -> BulkResult:
         """`retry_now` for every parked run that fits; what has not begun, or is due already, is none of them."""
-        check_words(by, reason)
-        chosen = RunFilter(
-            states=frozenset({State.PENDING}),
-            tenant=self._reach.choose(tenant),
+        chosen = choose_runs(
+            self._store,
+            self._reach,
+            frozenset({State.PENDING}),
+            tenant=tenant,
             saga=saga,
-            key_prefix=searchable(self._store, key_prefix),
-            created_before=started_before,
+            key_prefix=key_prefix,
+            started_before=started_before,
             waiting=True,
         )
-        verb = functools.partial(self.retry_now, by=by, reason=reason)
-        return await self._each(chosen, verb, limit=limit, dry_run=dry_run)
+        return await self._each(chosen, self.retry_now, by=by, reason=reason, limit=limit, dry_run=dry_run)
 
     async def restart_many(
         self,
         *,
         by: str,
         reason: str,
-        states: Iterable[State] = _RESTARTABLE,
+        states: StatesGiven = _RESTARTABLE,
         tenant: str | None = None,
         saga: str | None = None,
         key_prefix: str | None = None,
@@ -312,31 +320,35 @@ class Operator:
         dry_run: bool = False,
     ) -> BulkResult:
         """`restart_as_new` for every undone run that fits. Those restarted before are not started again."""
-        check_words(by, reason)
-        chosen = RunFilter(
-            states=frozenset(states) & _RESTARTABLE,
-            tenant=self._reach.choose(tenant),
+        chosen = choose_runs(
+            self._store,
+            self._reach,
+            choose_states("states", states, _RESTARTABLE),
+            tenant=tenant,
             saga=saga,
-            key_prefix=searchable(self._store, key_prefix),
-            created_before=started_before,
+            key_prefix=key_prefix,
+            started_before=started_before,
         )
-        verb = functools.partial(self.restart_as_new, by=by, reason=reason)
-        return await self._each(chosen, verb, limit=limit, dry_run=dry_run)
+        return await self._each(chosen, self.restart_as_new, by=by, reason=reason, limit=limit, dry_run=dry_run)
 
     async def _each(
         self,
         chosen: RunFilter,
-        verb: Callable[[str], Awaitable[object]],
+        verb: Callable[..., Awaitable[object]],
         *,
+        by: str,
+        reason: str,
         limit: int,
         dry_run: bool,
     ) -> BulkResult:
+        check_words(by, reason)
+        check_limit(limit)
         await self._store.ready()
         result = BulkResult(dry_run)
         async for run_id in every(self._store, chosen, limit):
             if not dry_run:
                 try:
-                    await verb(run_id)
+                    await verb(run_id, by=by, reason=reason)
                 except OperatorRefused as refused:
                     result.refused[run_id] = refused.why
                     continue
@@ -349,6 +361,7 @@ class Operator:
     # ---------------------------------------------------------------- shared
 
     async def _read(self, run_id: str) -> RunRecord:
+        check_run_id(run_id)
         await self._store.ready()
         run = await self._store.runs.get(run_id)
         if run is None or not self._reach.covers(run):  # another tenant's is as unknown as none

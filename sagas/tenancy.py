@@ -9,7 +9,7 @@ from sagas_store import MongoStore
 from sagas_store.runs import RunRecord
 from sagas_store.tenants import TenantDatabases
 
-__all__ = ["Reach", "check_tenant", "searchable", "store_of"]
+__all__ = ["Reach", "check_tenant", "store_of"]
 
 _TENANT_MAX: Final = 128
 
@@ -56,12 +56,3 @@ def check_tenant(tenant: object) -> None:
         tenant.encode()
     except UnicodeEncodeError:
         raise InvalidInput("tenant", "must be a text that UTF-8 can write: no lone surrogates") from None
-
-
-def searchable(store: MongoStore, key_prefix: str | None) -> str | None:
-    """The prefix to search idempotency keys by. Raises InvalidInput where they are sealed: hashes have no prefixes."""
-    if key_prefix is not None and store.keyring is not None:
-        raise InvalidInput(
-            "key_prefix", "keys are sealed here and cannot be searched by prefix; use saga, tenant or time"
-        )
-    return key_prefix

@@ -98,16 +98,18 @@ def describe(error: BaseException) -> str:
 class Patience:
     """How long the store repeats an operation that does not get through, and how long it waits for one reply."""
 
-    def __init__(self, total: timedelta, reply: timedelta, *, at_once: int = sys.maxsize) -> None:
+    def __init__(self, total: timedelta, reply: timedelta, *, at_once: int | asyncio.Semaphore = sys.maxsize) -> None:
         """`total` bounds all tries of one operation together, `reply` bounds each of them.
 
-        No more than `at_once` are under way at the same time; who comes later waits, and is served in turn. The
-        driver's own queue for a connection is not fair: under load some would wait in it until their time is over.
-        Nothing that is under way waits here for anything else, so two operations cannot wait for each other.
+        No more than `at_once` are under way at the same time; who comes later waits, and is served in turn. A semaphore
+        is a bound that is shared with others. The driver's own queue for a connection is not fair: under load some
+        would wait in it until their time is over. Nothing that is under way waits here for another turn. In the server
+        it may wait, and keeps its turn: a write that meets an open transaction waits until that has ended, whose
+        commit may be waiting for a turn here. `reply` ends such a wait, and with it the turn.
         """
         self.total_s = total.total_seconds()
         self.reply_s = min(reply, total).total_seconds()
-        self._turn = asyncio.Semaphore(at_once)
+        self._turn = at_once if isinstance(at_once, asyncio.Semaphore) else asyncio.Semaphore(at_once)
 
     async def call(
         self,

@@ -19,8 +19,8 @@ from pymongo import errors
 from pymongo.asynchronous.client_session import AsyncClientSession
 
 from sagas_store.drivers import Collection, Document, Driver
-from sagas_store.errors import KeyIdTaken
-from sagas_store.faults import Patience, is_worth_committing_again
+from sagas_store.errors import KeyIdTaken, StoreRefused
+from sagas_store.faults import Patience, describe, is_worth_committing_again
 
 __all__ = ["KEYS_SPEC_NAME", "KeyRecord", "KeyState", "Keys", "NewKey", "Purpose"]
 
@@ -160,15 +160,19 @@ class Keys:
         async def once() -> None:
             async with self._driver.session() as session:
                 await self._driver.begin(session)
-                retired = await self._collection.update_one(
-                    {"_id": retiring, "state": KeyState.ACTIVE},
-                    [{"$set": {"state": KeyState.RETIRED, "retired_at": "$$NOW"}}],
-                    session=session,
-                )
-                if retired.matched_count == 0:
+
+                async def retire() -> bool:
+                    retired = await self._collection.update_one(
+                        {"_id": retiring, "state": KeyState.ACTIVE},
+                        [{"$set": {"state": KeyState.RETIRED, "retired_at": "$$NOW"}}],
+                        session=session,
+                    )
+                    return retired.matched_count == 1
+
+                if not await self._patience.once_in_transaction(retire):
                     await session.abort_transaction()
                     return
-                await self._insert(key, session)
+                await self._patience.once_in_transaction(lambda: self._insert(key, session))
                 await self._patience.call("commit", session.commit_transaction, passes=is_worth_committing_again)
 
         async def look() -> Document | None:
@@ -182,6 +186,8 @@ class Keys:
             await self._patience.transact(once)
         except errors.DuplicateKeyError as error:
             _refuse_taken_id(key, error)
+        except errors.PyMongoError as error:
+            raise StoreRefused(f"rotate key {retiring}", describe(error)) from None
         found = await self._patience.call("find the active key", look)
         return _record(found) if found is not None else None
 

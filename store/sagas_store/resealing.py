@@ -14,10 +14,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from pymongo import UpdateOne
+from pymongo import UpdateOne, errors
 
 from sagas_store.drivers import Collection, Document, Driver
-from sagas_store.faults import Patience, is_worth_committing_again
+from sagas_store.errors import StoreRefused
+from sagas_store.faults import Patience, describe, is_worth_committing_again
 from sagas_store.journal import Journal, Resealed
 from sagas_store.runs import RunRecord, with_key
 from sagas_store.states import State
@@ -92,13 +93,21 @@ class Resealing:
         async def once() -> bool:
             async with self._driver.session() as session:
                 await self._driver.begin(session)
-                done = await self._collection.update_one(unchanged, {"$set": {"keys": list(keys)}}, session=session)
+
+                async def name_them() -> bool:
+                    done = await self._collection.update_one(unchanged, {"$set": {"keys": list(keys)}}, session=session)
+                    return done.matched_count == 1
+
                 # An operator's move writes its entry together with the run, and may leave all of the above as it was:
                 # either it comes before this transaction and is seen here, or the server lets only one of them commit.
-                if done.matched_count == 0 or await self._journal.last_seq_in(session, run.run_id) != last_seq:
+                stands = await self._patience.once_in_transaction(name_them)
+                if not stands or await self._journal.last_seq_in(session, run.run_id) != last_seq:
                     await session.abort_transaction()
                     return False
                 await self._patience.call("commit", session.commit_transaction, passes=is_worth_committing_again)
                 return True
 
-        return await self._patience.transact(once)
+        try:
+            return await self._patience.transact(once)
+        except errors.PyMongoError as error:
+            raise StoreRefused(f"name the keys of run {run.run_id}", describe(error)) from None

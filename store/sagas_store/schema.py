@@ -228,12 +228,12 @@ SCHEMA: Final = (
                 name="list_of_tenant",
                 keys=(("tenant", 1), ("state", 1), ("created_at", -1), ("_id", -1)),
                 partial={"tenant": {"$exists": True}},
-                serves=("page_of_tenant",),
+                serves=("page_of_tenant", "oldest_blocked_of_tenant"),
             ),
             IndexSpec(
                 name="list",
                 keys=(("state", 1), ("created_at", -1), ("_id", -1)),
-                serves=("page_of_states",),
+                serves=("page_of_states", "oldest_blocked"),
             ),
             IndexSpec(
                 name="list_of_saga",

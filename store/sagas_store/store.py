@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final, Protocol
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from pymongo.asynchronous.client_session import AsyncClientSession
 from pymongo.asynchronous.database import AsyncDatabase
 
+from sagas_store.backlog import Backlog
 from sagas_store.clock import Monotonic, ServerClock, monotonic
 from sagas_store.commit import Batching
 from sagas_store.drivers import Document, Driver
@@ -56,6 +58,7 @@ class MongoStore:
         patience: timedelta = PATIENCE,
         reply: timedelta = REPLY,
         batching: Batching | None = None,
+        turns: asyncio.Semaphore | None = None,
         monotonic: Monotonic = monotonic,
     ) -> None:
         """Take the database as it is; nothing is asked of the server yet.
@@ -65,16 +68,18 @@ class MongoStore:
         collections' names. `patience` bounds how long an operation that does not get through is repeated, `reply` how
         long one answer of the server is waited for. The default patience outlasts the minute for which the server
         keeps a dead worker's open transaction, which blocks the next entry of that run. `batching` bounds how many
-        writes go to the server together.
+        writes go to the server together. `turns` bounds how many operations are under way at once, where several stores
+        share a client's connections; the default is what the client's pool has room for.
         """
         self._driver = Driver(database)
-        self._patience = Patience(patience, reply, at_once=self._driver.operations_max)
+        self._patience = Patience(patience, reply, at_once=turns or self._driver.operations_max)
         runs = self._driver.collection(prefix + RUNS_SPEC_NAME)
         self.runs = Runs(runs, self._patience, batching)
         self.journal = Journal(self._driver.collection(prefix + JOURNAL_SPEC_NAME), self._patience, batching)
         self.keys = Keys(self._driver, self._driver.collection(prefix + KEYS_SPEC_NAME), self._patience)
         self.schema = Schema(self._driver, prefix, self._patience)
         self.interventions = Interventions(runs, self.runs, self.journal, self._patience, self.commit_together)
+        self.backlog = Backlog(runs, self._patience)
         self.resealing = Resealing(self._driver, runs, self.journal, self._patience)
         self.hints = Hints(self._driver, runs)
         self.clock = ServerClock(monotonic)

@@ -7,13 +7,14 @@ tenant and worker: fit for tens of tenants. Where there are more, let them share
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 from pymongo import AsyncMongoClient
 
-from sagas_store.drivers import Document
+from sagas_store.drivers import Document, Driver
 from sagas_store.errors import NoTenantDatabase
 from sagas_store.faults import Patience
 from sagas_store.store import PATIENCE, REPLY, BindsKeys, MongoStore
@@ -40,14 +41,18 @@ class TenantDatabases:
     ) -> None:
         """Nothing is asked of the server yet. The application owns the client and closes it.
 
-        `keyring_of(tenant)` makes the keyring of a tenant's store; `options` go to each `MongoStore`.
+        `keyring_of(tenant)` makes the keyring of a tenant's store; `options` go to each `MongoStore`. All stores
+        together have no more operations under way than the client's pool has room for.
         """
         self._client: Any = client
         self._prefix = prefix
         self._keyring_of = keyring_of
-        self._options = options
+        turns = asyncio.Semaphore(Driver(client["admin"]).operations_max)
+        self._options: dict[str, Any] = {"turns": turns, **options}
         self._stores: dict[str, MongoStore] = {}
-        self._patience = Patience(options.get("patience", PATIENCE), options.get("reply", REPLY))
+        self._patience = Patience(
+            options.get("patience", PATIENCE), options.get("reply", REPLY), at_once=self._options["turns"]
+        )
 
     def of(self, tenant: str) -> MongoStore:
         """The store of one tenant. Raises NoTenantDatabase where no database can be named after it."""

@@ -149,3 +149,28 @@ async def test_a_tenant_whose_database_is_not_ready_keeps_none_waiting(databases
         await eventually(served, what="it is served once it is ready", within_s=20)
     worker.stop()
     await asyncio.wait_for(running, 20)
+
+
+async def test_all_tenants_together_have_no_more_under_way_than_there_are_connections(
+    databases: TenantDatabases,
+) -> None:
+    free = asyncio.Event()
+    under_way, most = 0, 0
+
+    async def work() -> None:
+        nonlocal under_way, most
+        under_way += 1
+        most = max(most, under_way)
+        await free.wait()
+        under_way -= 1
+
+    stores = [databases.of(tenant) for tenant in ("vinet", "hanar", "toms")]
+    patiences = [*(store._patience for store in stores), databases._patience]
+    asked = [asyncio.create_task(patience.call("work", work)) for patience in patiences for _ in range(60)]
+    while sum(task.done() for task in asked) + under_way < 96:
+        await asyncio.sleep(0)
+    for _ in range(20):
+        await asyncio.sleep(0)
+    free.set()
+    await asyncio.gather(*asked)
+    assert most == 96, "of a pool of a hundred, four of which are kept free"

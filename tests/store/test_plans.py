@@ -145,6 +145,13 @@ def page(
     return lambda store: store.runs.page(chosen, after=position, limit=51)
 
 
+def oldest(tenant: str | None, *, after: bool = False) -> Callable[[MongoStore], Awaitable[Any]]:
+    """Of all that are pending, as if all of them were blocked, from their oldest end."""
+    position = RunPosition(NOW.astimezone() - timedelta(days=40), "delayed-4000") if after else None
+    chosen = RunFilter(states=frozenset({State.PENDING}), tenant=tenant)
+    return lambda store: store.backlog._page(chosen, position, 50)
+
+
 CASES: Final = [
     Case("find_due", lambda store: store.runs._due(DEFINITIONS, 50), 55),
     Case("find_due", lambda store: store.runs._due(DEFINITIONS[:1], 50), 55, "of one saga"),
@@ -179,6 +186,9 @@ CASES: Final = [
     Case("page_of_states_and_saga", page(ALL, "rare"), 51 + 2 * len(ALL), "of which there is one run"),
     Case("page_of_tenant", page(ALL, tenant="tenant-001"), 51 + 2 * len(ALL)),
     Case("page_of_tenant", page(HELD, tenant="tenant-001"), 2 * len(HELD), "of which there are none"),
+    Case("oldest_blocked", oldest(None), 51),
+    Case("oldest_blocked", oldest(None, after=True), 52, "the next page"),
+    Case("oldest_blocked_of_tenant", oldest("tenant-001"), 51),
     Case("needing_key", lambda store: store.runs.needing_key(f"{3:016x}", limit=50), 52),
     Case("count_needing_key", lambda store: store.runs.count_needing_key(f"{9:016x}"), DUE + 5),
     Case("append", append, 2),

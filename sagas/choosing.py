@@ -1,0 +1,139 @@
+"""What callers choose runs by, checked before it reaches the database: ids, states, sagas, keys, times, numbers.
+
+A filter's value that is not what it should be is never harmless: a text where several are wanted is read letter by
+letter, an object becomes a question to the server of its own, a time without a zone means another one there. So each is
+refused by name, with what to give instead. Clients, operators and keepers of keys share what stands here, and so say
+the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from sagas.definition import Saga
+from sagas.errors import InvalidInput
+from sagas.tenancy import Reach
+from sagas_store import MongoStore
+from sagas_store.runs import RunFilter
+from sagas_store.states import State
+
+__all__ = [
+    "StatesGiven",
+    "check_aware",
+    "check_limit",
+    "check_run_id",
+    "check_saga",
+    "check_several",
+    "check_text",
+    "choose_runs",
+    "choose_states",
+]
+
+_TEXT_MAX: Final = 512
+
+StatesGiven = State | str | Iterable[State | str]
+"""How states are given: one of them, or several, as members of `State` or by name."""
+
+
+def choose_runs(
+    store: MongoStore,
+    reach: Reach,
+    states: frozenset[State],
+    *,
+    tenant: str | None = None,
+    saga: str | None = None,
+    key_prefix: str | None = None,
+    started_before: datetime | None = None,
+    stopped: bool | None = None,
+    waiting: bool = False,
+) -> RunFilter:
+    """The runs that a list or a bulk verb means. Raises InvalidInput."""
+    if saga is not None:
+        if isinstance(saga, Saga):
+            raise InvalidInput("saga", "must be the name of a saga here: give its .name")
+        check_text("saga", saga)
+    if key_prefix is not None:
+        check_text("key_prefix", key_prefix)
+        if store.keyring is not None:  # hashes have no prefixes
+            raise InvalidInput(
+                "key_prefix", "keys are sealed here and cannot be searched by prefix; use saga, tenant or time"
+            )
+    return RunFilter(
+        states=states,
+        tenant=reach.choose(tenant),
+        saga=saga,
+        key_prefix=key_prefix,
+        created_before=check_aware("started_before", started_before) if started_before is not None else None,
+        stopped=stopped,
+        waiting=waiting,
+    )
+
+
+def choose_states(field: str, given: Any, among: Iterable[State] = State) -> frozenset[State]:
+    """The states given, one or several, as `State` or by name. Raises InvalidInput unless all are `among` these."""
+    fitting = frozenset(among)
+    several = [given] if isinstance(given, str) or not isinstance(given, Iterable) else list(given)
+    chosen: set[State] = set()
+    for one in several:
+        try:
+            chosen.add(State(one))
+        except ValueError:
+            raise InvalidInput(field, f"{one!r} is not a state; possible here: {', '.join(sorted(fitting))}") from None
+    if others := chosen - fitting:
+        raise InvalidInput(
+            field, f"{', '.join(sorted(others))}: does not apply here; possible are: {', '.join(sorted(fitting))}"
+        )
+    return frozenset(chosen)
+
+
+def check_run_id(run_id: object, field: str = "run_id") -> str:
+    """The id, if it is a text. Raises InvalidInput."""
+    return check_text(field, run_id)
+
+
+def check_several(field: str, given: object) -> list[str]:
+    """Several run ids, each once, in their order. Raises InvalidInput; one text is not several."""
+    if isinstance(given, str | bytes) or not isinstance(given, Iterable):
+        raise InvalidInput(field, f"must be several run ids, for instance a list: {field}=[run_id]")
+    return list(dict.fromkeys([check_run_id(one, field) for one in given]))
+
+
+def check_saga(saga: object) -> Saga[Any]:
+    """The definition of a saga. Raises InvalidInput."""
+    if not isinstance(saga, Saga):
+        raise InvalidInput("saga", f"must be a Saga, not {type(saga).__name__}")
+    return saga
+
+
+def check_text(field: str, value: object) -> str:
+    """A text that can be searched for. Raises InvalidInput."""
+    if not isinstance(value, str) or len(value) > _TEXT_MAX:
+        raise InvalidInput(field, f"must be a text of at most {_TEXT_MAX} characters, not {_kind(value)}")
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise InvalidInput(field, "must be a text that UTF-8 can write: no lone surrogates") from None
+    return value
+
+
+def check_aware(field: str, at: object) -> datetime:
+    """The time in UTC. Raises InvalidInput unless it has a zone."""
+    if not isinstance(at, datetime) or at.utcoffset() is None:
+        raise InvalidInput(field, "must be an aware datetime, for instance datetime(..., tzinfo=UTC)")
+    try:
+        return at.astimezone(UTC)
+    except OverflowError:
+        raise InvalidInput(field, "is beyond the years 1 to 9999") from None
+
+
+def check_limit(limit: object, most: int | None = None) -> int:
+    """How many at most. Raises InvalidInput."""
+    if not isinstance(limit, int) or isinstance(limit, bool) or limit < 1 or (most is not None and limit > most):
+        raise InvalidInput("limit", f"must be a whole number from 1 {'up' if most is None else f'to {most}'}")
+    return limit
+
+
+def _kind(value: object) -> str:
+    return f"{len(value)} characters" if isinstance(value, str) else type(value).__name__
