@@ -161,6 +161,8 @@ class Attempt:
         """The newest context, opened."""
         self._context: BaseModel | None = None
         """The context of `_payload`, not yet handed out. A step may change it in place, so each try gets its own."""
+        self._task: asyncio.Task[Any] | None = None
+        """In which it is driven."""
         self._scope: asyncio.Timeout | None = None
         self._deadline_over = False
         self._stop: Stop | None = run.stop
@@ -235,6 +237,7 @@ class Attempt:
         Raises FenceLost and LeaseLapsed when somebody else drives it or may, StoreUnavailable when the database does
         not answer: the attempt is over, and the journal says all there is to know.
         """
+        self._task = asyncio.current_task()
         try:
             misfit = await self._load()
         except CannotOpen as error:
@@ -529,8 +532,7 @@ class Attempt:
 
     async def _shake_off_cancellation(self) -> None:
         """A step may have cancelled its own task and ended: that must not tear the write of its outcome."""
-        task = asyncio.current_task()
-        if task is not None and task.cancelling():
+        if self._task is not None and self._task.cancelling():
             with contextlib.suppress(asyncio.CancelledError):
                 await asyncio.sleep(0)
             self._cancelled_from_within()
@@ -540,11 +542,10 @@ class Attempt:
 
         Nobody cancels attempts from outside, except who shuts the loop down around what was left behind.
         """
-        task = asyncio.current_task()
-        if task is None or not self.lease.holds:
+        if self._task is None or not self.lease.holds:
             return False
-        while task.cancelling():
-            task.uncancel()
+        while self._task.cancelling():
+            self._task.uncancel()
         return True
 
     def _failed_try(self, part: Part, error: BaseException, *, timed_out: bool) -> _Raised | _Interrupted:
