@@ -70,14 +70,14 @@ async def test_of_a_limited_number_the_oldest_go_on(shop: Deployment) -> None:
 
 
 async def test_more_than_a_page_of_them_are_found_in_order(shop: Deployment, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sagas_store.backlog._PAGE", 3)
+    monkeypatch.setattr("sagas_store.blocked._PAGE", 3)
     ids = [run.run_id for run in await blocked(shop, 13)]
     # Some were started in the same moment.
     await shop.database["sagas.runs"].update_many({"_id": {"$in": ids[4:8]}}, [{"$set": {"created_at": "$$NOW"}}])
-    found = await shop.store.backlog.oldest("vinet", limit=100)
+    found = await shop.store.blocked_runs.oldest("vinet", limit=100)
     assert found == [*ids[:4], *ids[8:], *sorted(ids[4:8])]
-    assert await shop.store.backlog.oldest("vinet", limit=5) == found[:5]
-    assert await shop.store.backlog.oldest("hanar", limit=5) == []
+    assert await shop.store.blocked_runs.oldest("vinet", limit=5) == found[:5]
+    assert await shop.store.blocked_runs.oldest("hanar", limit=5) == []
 
 
 async def test_one_text_is_not_several_runs(shop: Deployment) -> None:
