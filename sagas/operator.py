@@ -151,7 +151,8 @@ class Operator:
         """Start a new run with the input of one that was undone, and return its id; the new one names the old.
 
         Once: asked again it returns the same new run (restart that one if it was undone too). Refused for runs that
-        completed or that still owe work, because it would repeat their effects.
+        completed or that still owe work, because it would repeat their effects. Where the old one had a deadline the
+        new one has as long from its own start as the old one had.
         """
         check_words(by, reason)
         run = await self._read(run_id)
@@ -174,6 +175,7 @@ class Operator:
                     keys=(sealer.key_id,) if sealer.key_id is not None else (),
                     created_at=now,
                     due_at=now,
+                    deadline=_deadline_anew(run, now),
                     restarted_from=run_id,
                     started_by=by,
                     started_reason=sealer.seal(Slot.RESTART, 0, dump_text(reason)),
@@ -240,9 +242,9 @@ class Operator:
 
     async def _blocked(self, tenant: str | None, limit: int) -> list[str]:
         """Ids of runs that are held, or wait, because they do not open. Raises InvalidInput for tenants not named."""
-        if tenant is None and await self._store.backlog.any_tenanted():
+        if tenant is None and await self._store.blocked_runs.any_tenanted():
             raise InvalidInput("tenant, runs", "name one of them: some of the runs that do not open are of a tenant")
-        return await self._store.backlog.oldest(tenant, limit=limit)
+        return await self._store.blocked_runs.oldest(tenant, limit=limit)
 
     async def _opens(self, run: RunRecord, together: ClaimRound) -> None:
         """Raise unless the run is blocked, and could go on: its newest context opens, the next one could be sealed."""
@@ -319,7 +321,10 @@ class Operator:
         limit: int = _BULK_MAX,
         dry_run: bool = False,
     ) -> BulkResult:
-        """`restart_as_new` for every undone run that fits. Those restarted before are not started again."""
+        """`restart_as_new` for every undone run that fits.
+
+        Those restarted before fit as well: they are not started again, and count as done, in a dry run too.
+        """
         chosen = choose_runs(
             self._store,
             self._reach,
@@ -412,6 +417,15 @@ async def every(store: MongoStore, chosen: RunFilter, limit: int) -> AsyncIterat
             return
         left -= len(page)
         after = RunPosition(page[-1].created_at, page[-1].run_id)
+
+
+def _deadline_anew(run: RunRecord, now: datetime) -> datetime | None:
+    if run.deadline is None or run.deadline <= run.created_at:  # over before it was started: no time to carry over
+        return None
+    try:
+        return now + (run.deadline - run.created_at)
+    except OverflowError:  # it was at the end of all time, and there it stays
+        return run.deadline
 
 
 def _not_held(run: RunRecord) -> str:

@@ -160,20 +160,29 @@ def preview(run: RunRecord, journal: list[Entry]) -> StopPreview:
         return StopPreview(run.run_id, outcome, why, (), None, run.state)
     begun = (progress.begun or "") if progress.last_attempt else f"step:{next(iter(kinds))}"
     in_hand = begun.removeprefix("step:") if begun.startswith("step:") and run.state is State.RUNNING else None
-    undo = [
-        Undo(name, Fate.KNOWN if did.succeeded else Fate.IN_DOUBT)
-        for name, did in reversed(list(zip(kinds, progress.steps, strict=True)))
-        if kinds[name] == StepKind.COMPENSATED.value
-        and not did.undone
-        and (did.succeeded or did.in_doubt or name == in_hand)
-    ]
+    undo = (
+        []
+        if run.state in SETTLED
+        else [
+            Undo(name, Fate.KNOWN if did.succeeded else Fate.IN_DOUBT)
+            for name, did in reversed(list(zip(kinds, progress.steps, strict=True)))
+            if kinds[name] == StepKind.COMPENSATED.value
+            and not did.undone
+            and (did.succeeded or did.in_doubt or name == in_hand)
+        ]
+    )
     return StopPreview(run.run_id, outcome, why, tuple(undo), in_hand, run.state)
 
 
 def _would(run: RunRecord, progress: Progress | None) -> tuple[StopOutcome, str]:
+    if run.stop is not None:  # whoever asks again is told the same
+        return StopOutcome(run.stop.decision), f"a stop was asked before, and {_why(run, run.stop.decision)}"
     if run.state in SETTLED:
         return StopOutcome.ALREADY_SETTLED, f"the run is {run.state} since {_time(run.settled_at)}"
-    if progress is not None and progress.rollback is not None:
+    # A stop goes by what the run's document shows. Past the gate a rollback that only the journal knows of, because
+    # its worker died before it showed it, does not count yet.
+    shown = run.gate_passed_at is None or run.phase is Phase.ROLLING_BACK
+    if shown and progress is not None and progress.rollback is not None:
         cause = {
             Cause.STEP_FAILED: f"step {progress.turned_at} failed",
             Cause.STOP: "a stop was asked",

@@ -58,7 +58,10 @@ class CommitLoop(Generic[Item, Result]):
         *,
         size_of: Callable[[Item], int] = lambda _: 0,
     ) -> None:
-        """`flush` writes a batch and returns one result or error per item, in order; what it raises itself, all get."""
+        """`flush` writes a batch and returns one result or error per item, in order; what it raises itself, all get.
+
+        Each gets an object of its own.
+        """
         self._flush = flush
         self._in_flight_max = batching.in_flight_max
         self._count_max = batching.count_max
@@ -110,7 +113,7 @@ class CommitLoop(Generic[Item, Result]):
                 future.cancel()
             raise
         except BaseException as error:  # each submitter gets it, so nobody needs it here
-            results = [error] * len(batch)
+            results = [_twin(error) for _ in batch]
         self._settle(batch, results)
 
     @staticmethod
@@ -122,3 +125,16 @@ class CommitLoop(Generic[Item, Result]):
                 future.set_exception(result)
             else:
                 future.set_result(result)
+
+
+def _twin(error: BaseException) -> BaseException:
+    """The same error as another object. Whoever raises one writes his frames into it, and they are nobody else's."""
+    kind = type(error)
+    try:
+        twin = kind.__new__(kind, *error.args)  # not by its `__init__`, which may want other arguments
+        twin.__dict__.update(error.__dict__)
+    except Exception:  # of some strange kind: better a shared one than none
+        return error
+    twin.__cause__, twin.__context__ = error.__cause__, error.__context__
+    twin.__suppress_context__ = error.__suppress_context__
+    return twin.with_traceback(error.__traceback__)  # up to here; what is added goes on top of it, not into it

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from pymongo.asynchronous.client_session import AsyncClientSession
 from pymongo.asynchronous.database import AsyncDatabase
 
-from sagas_store.backlog import Backlog
+from sagas_store.blocked import BlockedRuns
 from sagas_store.clock import Monotonic, ServerClock, monotonic
 from sagas_store.commit import Batching
 from sagas_store.drivers import Document, Driver
@@ -79,7 +79,7 @@ class MongoStore:
         self.keys = Keys(self._driver, self._driver.collection(prefix + KEYS_SPEC_NAME), self._patience)
         self.schema = Schema(self._driver, prefix, self._patience)
         self.interventions = Interventions(runs, self.runs, self.journal, self._patience, self.commit_together)
-        self.backlog = Backlog(runs, self._patience)
+        self.blocked_runs = BlockedRuns(runs, self._patience)
         self.resealing = Resealing(self._driver, runs, self.journal, self._patience)
         self.hints = Hints(self._driver, runs)
         self.clock = ServerClock(monotonic)

@@ -3,24 +3,76 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable
+import secrets
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import pytest
 
-from sagas import HELD, OPEN, SETTLED, Client, InvalidInput, MongoStore, Operator, Run, RunNotFound, Start, State
+from sagas import (
+    HELD,
+    OPEN,
+    SETTLED,
+    Client,
+    InvalidInput,
+    Keyring,
+    MongoStore,
+    Operator,
+    Run,
+    RunNotFound,
+    Start,
+    State,
+    TenantDatabases,
+)
 from tests.sealing.deployment import WHY, Deployment, Order, fulfil
 
 UNKNOWN = "0" * 32
+
+
+class Home:
+    """Where tenants' runs are kept: in collections that they share, or in a database for each."""
+
+    def __init__(self, handed: MongoStore | TenantDatabases, keyring: Keyring | None = None) -> None:
+        self.handed = handed
+        self._keyring = keyring
+
+    @property
+    def apart(self) -> bool:
+        return isinstance(self.handed, TenantDatabases)
+
+    @property
+    def others(self) -> tuple[str | None, ...]:
+        """Whose runs "vinet" must not reach."""
+        return ("hanar", "toms") if self.apart else ("hanar", None)
+
+    def of(self, tenant: str | None) -> MongoStore:
+        return self.handed.of(tenant or "") if isinstance(self.handed, TenantDatabases) else self.handed
+
+    async def make_keys(self, tenant: str) -> None:
+        keyring = self._keyring or self.of(tenant).keyring
+        assert isinstance(keyring, Keyring)
+        await keyring.create(tenant)
+
+    async def whole(self) -> dict[tuple[str, str], list[bytes]]:
+        """Every byte of every database."""
+        databases = {(store := self.of(tenant)).database.name: store.database for tenant in ("vinet", *self.others)}
+        found: dict[tuple[str, str], list[bytes]] = {}
+        for database in databases.values():
+            for name in await database.list_collection_names():
+                cursor: Any = database[name].find_raw_batches(sort=[("_id", 1)])
+                found[database.name, name] = [batch async for batch in cursor]
+        return found
+
+
 Verb = Callable[["Bound", str], Awaitable[object]]
 
 
 class Bound:
     """A client and an operator that are bound to a tenant."""
 
-    def __init__(self, store: MongoStore, tenant: str) -> None:
-        self.client = Client(store, tenant=tenant)
-        self.operator = Operator(store, tenant=tenant)
+    def __init__(self, home: Home, tenant: str) -> None:
+        self.client = Client(home.handed, tenant=tenant)
+        self.operator = Operator(home.handed, tenant=tenant)
 
     def run(self, run_id: str) -> Run[Order]:
         return self.client.run(fulfil, run_id=run_id)
@@ -76,14 +128,27 @@ def test_every_verb_has_its_case_here() -> None:
     assert verbs == {*BY_ID, *SWEEPS, *STARTS, *OF_NO_RUN}
 
 
-@pytest.fixture(params=["sealed", "unsealed"])
-def store(request: pytest.FixtureRequest, shop: Deployment) -> MongoStore:
-    return shop.store if request.param == "sealed" else MongoStore(shop.database)
+@pytest.fixture(params=["sealed", "unsealed", "a database for each"])
+async def home(request: pytest.FixtureRequest, shop: Deployment) -> AsyncIterator[Home]:
+    match request.param:
+        case "sealed":
+            yield Home(shop.store, shop.keyring)
+        case "unsealed":
+            yield Home(MongoStore(shop.database), shop.keyring)
+        case _:
+            client, prefix = shop.database.client, f"{shop.database.name}_{secrets.token_hex(3)}_"
+            databases = TenantDatabases(client, prefix=prefix, keyring_of=lambda _: Keyring(shop.wrapper))
+            for tenant in ("vinet", "hanar", "toms"):
+                await databases.create(tenant)
+            yield Home(databases)
+            for tenant in await databases.tenants():
+                await client.drop_database(prefix + tenant)
 
 
-async def one_of_each_state(store: MongoStore, tenant: str | None) -> dict[State, str]:
+async def one_of_each_state(home: Home, tenant: str | None) -> dict[State, str]:
     """Runs of a tenant, one in each state that there is, written as the store would."""
-    client, runs = Client(store), store.database["sagas.runs"]
+    store = home.of(tenant)
+    client, runs = Client(home.handed, tenant=tenant), store.database["sagas.runs"]
     ids = {}
     for state in State:
         run = await client.start(fulfil, Order(note=f"{tenant} {state}"), key=str(state), tenant=tenant)
@@ -103,15 +168,6 @@ async def one_of_each_state(store: MongoStore, tenant: str | None) -> dict[State
     return ids
 
 
-async def whole(store: MongoStore) -> dict[str, list[bytes]]:
-    """Every byte of the database."""
-    found: dict[str, list[bytes]] = {}
-    for name in await store.database.list_collection_names():
-        cursor: Any = store.database[name].find_raw_batches(sort=[("_id", 1)])
-        found[name] = [batch async for batch in cursor]
-    return found
-
-
 async def outcome(call: Awaitable[object]) -> str:
     """What its caller learns, but for the id that was asked for and the moment at which it was."""
     try:
@@ -121,50 +177,50 @@ async def outcome(call: Awaitable[object]) -> str:
     return re.sub(r"[0-9a-f]{32}", "ID", repr(answer))
 
 
-async def test_another_tenants_run_is_as_unknown_as_none_to_every_verb(shop: Deployment, store: MongoStore) -> None:
-    theirs = [await one_of_each_state(store, tenant) for tenant in ("hanar", None)]
-    await shop.keyring.create("vinet")
-    us = Bound(store, "vinet")
-    before = await whole(store)
+async def test_another_tenants_run_is_as_unknown_as_none_to_every_verb(home: Home) -> None:
+    theirs = [await one_of_each_state(home, tenant) for tenant in home.others]
+    await home.make_keys("vinet")
+    us = Bound(home, "vinet")
+    before = await home.whole()
     for name, verb in BY_ID.items():
         unknown = await outcome(verb(us, UNKNOWN))
         assert "not found" in unknown, name
         for ids in theirs:
             for state, run_id in ids.items():
                 assert await outcome(verb(us, run_id)) == unknown, (name, state)
-    assert await whole(store) == before
+    assert await home.whole() == before
     # Whoever is bound to them, or to nobody, does find them.
-    assert "hanar" in await outcome(Bound(store, "hanar").client.get(theirs[0][State.BROKEN]))
+    assert "hanar" in await outcome(Bound(home, "hanar").client.get(theirs[0][State.BROKEN]))
     for name, verb in BY_ID.items():
-        found = await outcome(verb(Bound(store, "hanar"), theirs[0][State.BROKEN]))
+        found = await outcome(verb(Bound(home, "hanar"), theirs[0][State.BROKEN]))
         assert "not found" not in found, (name, found)
-    assert await whole(store) != before
+    assert await home.whole() != before
     await us.client.close()
 
 
-async def test_no_sweep_touches_or_shows_another_tenants_runs(shop: Deployment, store: MongoStore) -> None:
-    us = Bound(store, "vinet")
-    if store is shop.store:  # where there are keys, a client without them starts nothing
-        await shop.keyring.create("vinet")
+async def test_no_sweep_touches_or_shows_another_tenants_runs(home: Home) -> None:
+    us = Bound(home, "vinet")
+    if home.of("vinet").keyring is not None:  # where there are keys, a client without them starts nothing
+        await home.make_keys("vinet")
     alone = {name: await outcome(sweep(us)) for name, sweep in SWEEPS.items()}
-    for tenant in ("hanar", None):
-        await one_of_each_state(store, tenant)
-    before = await whole(store)
+    for tenant in home.others:
+        await one_of_each_state(home, tenant)
+    before = await home.whole()
     for name, sweep in SWEEPS.items():
         assert await outcome(sweep(us)) == alone[name], name
         nobody = await outcome(sweep(us, tenant="nobody"))
         assert nobody.startswith(('"InvalidInput: tenant', "'InvalidInput: tenant")), nobody
         assert await outcome(sweep(us, tenant="hanar")) == nobody, name
-    assert await whole(store) == before
-    found = [await outcome(sweep(Bound(store, "hanar"))) for sweep in SWEEPS.values()]
+    assert await home.whole() == before
+    found = [await outcome(sweep(Bound(home, "hanar"))) for sweep in SWEEPS.values()]
     assert not set(found) & set(alone.values()), "bound to them there is something to find"
 
 
-async def test_a_key_of_another_tenants_means_nothing(shop: Deployment, store: MongoStore) -> None:
-    await one_of_each_state(store, "hanar")
-    await shop.keyring.create("vinet")
-    us = Bound(store, "vinet")
-    before = await whole(store)
+async def test_a_key_of_another_tenants_means_nothing(home: Home) -> None:
+    await one_of_each_state(home, "hanar")
+    await home.make_keys("vinet")
+    us = Bound(home, "vinet")
+    before = await home.whole()
     taken = str(State.COMPLETED)
     for name, verb in STARTS.items():
         for tenant in ("hanar", "nobody"):
@@ -174,11 +230,14 @@ async def test_a_key_of_another_tenants_means_nothing(shop: Deployment, store: M
             with pytest.raises(RunNotFound):
                 await verb(us, taken)
             assert await outcome(verb(us, taken)) == await outcome(verb(us, "never used"))
-    assert await whole(store) == before
+    assert await home.whole() == before
     started = await us.client.start(fulfil, Order(note="ours"), key=taken)
     assert started.created, "the same key, and no conflict with theirs"
     assert (await started.info()).tenant == "vinet"
-    after = await whole(store)
-    theirs = store.database["sagas.runs"].find_raw_batches({"tenant": "hanar"}, sort=[("_id", 1)])
-    assert b"".join([batch async for batch in theirs]) == b"".join(before["sagas.runs"])
-    assert after["sagas.keys"] == before["sagas.keys"]
+    after = await home.whole()
+    database = home.of("hanar").database
+    theirs = database["sagas.runs"].find_raw_batches({"tenant": "hanar"}, sort=[("_id", 1)])
+    assert b"".join([batch async for batch in theirs]) == b"".join(before[database.name, "sagas.runs"])
+    assert {at: kept for at, kept in after.items() if at[1] == "sagas.keys"} == {
+        at: kept for at, kept in before.items() if at[1] == "sagas.keys"
+    }

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import random
+from collections import Counter
 from typing import Any
 
 import pytest
 
-from sagas import InvalidInput, Run, Start, State
+from sagas import InvalidInput, Kind, Run, RunRolledBack, Start, State, StopOutcome
+from sagas.operator import BulkResult
 from tests.sealing.deployment import WHY, Deployment, Order, fulfil
 
 BLOCKED: Any = {"count": 9, "since": "$$NOW", "failure": "KeyLost", "why": "gone"}
@@ -65,14 +70,14 @@ async def test_of_a_limited_number_the_oldest_go_on(shop: Deployment) -> None:
 
 
 async def test_more_than_a_page_of_them_are_found_in_order(shop: Deployment, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sagas_store.backlog._PAGE", 3)
+    monkeypatch.setattr("sagas_store.blocked._PAGE", 3)
     ids = [run.run_id for run in await blocked(shop, 13)]
     # Some were started in the same moment.
     await shop.database["sagas.runs"].update_many({"_id": {"$in": ids[4:8]}}, [{"$set": {"created_at": "$$NOW"}}])
-    found = await shop.store.backlog.oldest("vinet", limit=100)
+    found = await shop.store.blocked_runs.oldest("vinet", limit=100)
     assert found == [*ids[:4], *ids[8:], *sorted(ids[4:8])]
-    assert await shop.store.backlog.oldest("vinet", limit=5) == found[:5]
-    assert await shop.store.backlog.oldest("hanar", limit=5) == []
+    assert await shop.store.blocked_runs.oldest("vinet", limit=5) == found[:5]
+    assert await shop.store.blocked_runs.oldest("hanar", limit=5) == []
 
 
 async def test_one_text_is_not_several_runs(shop: Deployment) -> None:
@@ -96,3 +101,53 @@ async def test_a_tenant_and_runs_together_mean_the_tenants_alone(shop: Deploymen
     assert "not found" in done.refused[theirs.run_id]
     assert (await shop.info(theirs)).blocked_since is not None
     assert (await shop.client.journal(theirs.run_id)) == []
+
+
+async def test_raced_against_itself_a_stop_and_a_live_worker_it_has_one_effect_and_the_loser_hears_why(
+    shop: Deployment,
+) -> None:
+    runs = await blocked(shop, 4 * AT_ONCE)
+    ids = [run.run_id for run in runs]
+    rng = random.Random(7)
+    told: list[BulkResult] = []
+
+    async def requeue(**which: Any) -> None:
+        told.append(await shop.operator.requeue_quarantined(**which, **WHY))
+
+    async def stop(run: Run[Order]) -> tuple[str, StopOutcome]:
+        for _ in range(rng.randrange(300)):
+            await asyncio.sleep(0)
+        return run.run_id, (await run.stop(**WHY)).outcome
+
+    async with shop.working(concurrency=8):
+        # Whoever fails here with an error, the driver's or another, fails the test.
+        answers = await asyncio.gather(
+            *(stop(run) for run in rng.sample(runs, 3 * AT_ONCE)),
+            *(requeue(tenant="vinet") for _ in range(3)),
+            *(requeue(runs=rng.sample(ids, len(ids))) for _ in range(2)),
+        )
+        await requeue(tenant="vinet")  # what was refused because a stop came in between
+        ended = dict(zip(ids, await asyncio.gather(*(end_of(run) for run in runs)), strict=True))
+    outcomes = dict(answer for answer in answers if answer is not None)
+    moved = Counter(run_id for result in told for run_id in result.done)
+    refused = [why for result in told for why in result.refused.values()]
+    assert max(moved.values()) == 1, "each was let go once, by one of them"
+    assert refused
+    for why in refused:
+        assert "quicker" in why or "not held because of its key" in why or "due already" in why, why
+    for run_id in ids:
+        kinds = Counter(line.kind for line in await shop.client.journal(run_id))
+        assert kinds[Kind.REQUEUED] == moved[run_id]
+        match outcomes.get(run_id):
+            case StopOutcome.CANCELLED | StopOutcome.WILL_BE_UNDONE:
+                assert ended[run_id] is State.CANCELLED
+            case _:
+                assert ended[run_id] is State.COMPLETED
+    assert max(Counter(shop.shop.done).values()) == 1, "no step and no compensation ran twice"
+    assert {StopOutcome.CANCELLED, StopOutcome.WILL_BE_UNDONE} <= set(outcomes.values())
+
+
+async def end_of(run: Run[Order]) -> State:
+    with contextlib.suppress(RunRolledBack):
+        await run.result(30)
+    return (await run.info()).state

@@ -12,7 +12,7 @@ import random
 import secrets
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -318,6 +318,39 @@ async def test_a_run_restarted_by_many_at_once_is_one_new_run(
     assert len(obeyed) == 8
     assert len(set(obeyed)) == 1
     assert [info.run_id for info in (await client.runs(state=State.PENDING)).runs] == [obeyed[0]]
+
+
+async def test_a_run_started_anew_has_as_long_as_the_old_one_had(
+    client: Client, store: MongoStore, shop: Shop, operator: Operator, database: Any
+) -> None:
+    never = datetime(9999, 12, 31, 23, 59, tzinfo=UTC)
+    async with working(store, shop):
+        old = [
+            await client.start(fulfil, Order(does="charge is declined"), deadline=deadline)
+            for deadline in (timedelta(hours=2), never, None)
+        ]
+        await at_rest(store, [run.run_id for run in old])
+    # All of it was an hour ago.
+    ago = [
+        {"$set": {"created_at": {"$dateSubtract": {"startDate": "$created_at", "unit": "hour", "amount": 1}}}},
+        {"$set": {"deadline": {"$dateSubtract": {"startDate": "$deadline", "unit": "hour", "amount": 1}}}},
+    ]
+    await database["sagas.runs"].update_one({"_id": old[0].run_id}, ago)
+    await database["sagas.runs"].update_one({"_id": old[1].run_id}, ago[:1])
+    new = [await client.get(await operator.restart_as_new(run.run_id, **MENDED)) for run in old]
+    assert new[0].deadline is not None
+    assert new[0].deadline - new[0].created_at == timedelta(hours=2)
+    assert [new[1].deadline, new[2].deadline] == [never, None]
+
+
+async def test_runs_restarted_before_count_as_done_and_are_not_started_again(
+    client: Client, store: MongoStore, shop: Shop, operator: Operator
+) -> None:
+    runs = await driven(client, store, shop, ["charge is declined"] * 2)
+    for _ in range(2):
+        for dry_run in (True, False):
+            assert sorted((await operator.restart_many(dry_run=dry_run, **MENDED)).done) == sorted(runs)
+    assert len((await client.runs()).runs) == 4
 
 
 async def test_a_stop_and_a_resume_at_once_are_both_honoured_or_the_resume_is_refused(

@@ -149,7 +149,7 @@ def oldest(tenant: str | None, *, after: bool = False) -> Callable[[MongoStore],
     """Of all that are pending, as if all of them were blocked, from their oldest end."""
     position = RunPosition(NOW.astimezone() - timedelta(days=40), "delayed-4000") if after else None
     chosen = RunFilter(states=frozenset({State.PENDING}), tenant=tenant)
-    return lambda store: store.backlog._page(chosen, position, 50)
+    return lambda store: store.blocked_runs._page(chosen, position, 50)
 
 
 CASES: Final = [

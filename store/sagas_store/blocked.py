@@ -16,13 +16,13 @@ from sagas_store.faults import Patience
 from sagas_store.runs import PAGE_ORDER, RunFilter, RunPosition, page_filter
 from sagas_store.states import State
 
-__all__ = ["Backlog"]
+__all__ = ["BlockedRuns"]
 
 _PAGE: Final = 1_000
 _ORDER: Final = [(name, -direction) for name, direction in PAGE_ORDER]  # the same index, from its other end
 
 
-class Backlog:
+class BlockedRuns:
     """Every question about runs that do not open."""
 
     def __init__(self, collection: Collection, patience: Patience) -> None:
