@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager
 from datetime import UTC
 from typing import TYPE_CHECKING, Any, Final, cast
 
+import pymongo
 from bson.codec_options import CodecOptions
 from pymongo import ReadPreference, WriteConcern
 from pymongo.asynchronous.client_session import AsyncClientSession
@@ -35,6 +36,7 @@ _PROVEN = ReadConcern("majority")
 _KEPT_FREE: Final = 4
 """Connections of the application's pool that the store leaves alone: an open change stream keeps one for as long as it
 waits (a worker's, a client's), and the application has questions of its own."""
+_ABORT_S: Final = 5.0
 _POOL_UNLIMITED: Final = 100
 """What counts as the pool's size where it has no limit or a larger one; the driver's own default. The writes of many
 runs share a few operations, so more would only crowd the server."""
@@ -92,7 +94,9 @@ class Driver:
         try:
             yield session
         finally:
-            await session.end_session()
+            # An abort is a courtesy, so nobody waits long for its answer; the server ends what is left open by itself.
+            with pymongo.timeout(_ABORT_S):
+                await session.end_session()
 
     async def begin(self, session: AsyncClientSession) -> None:
         """Start a transaction that reads a majority snapshot and commits to a majority."""

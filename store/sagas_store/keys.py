@@ -170,7 +170,6 @@ class Keys:
                     return retired.matched_count == 1
 
                 if not await self._patience.once_in_transaction(retire):
-                    await session.abort_transaction()
                     return
                 await self._patience.once_in_transaction(lambda: self._insert(key, session))
                 await self._patience.call("commit", session.commit_transaction, passes=is_worth_committing_again)

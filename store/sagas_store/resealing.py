@@ -102,7 +102,6 @@ class Resealing:
                 # either it comes before this transaction and is seen here, or the server lets only one of them commit.
                 stands = await self._patience.once_in_transaction(name_them)
                 if not stands or await self._journal.last_seq_in(session, run.run_id) != last_seq:
-                    await session.abort_transaction()
                     return False
                 await self._patience.call("commit", session.commit_transaction, passes=is_worth_committing_again)
                 return True

@@ -129,7 +129,6 @@ class MongoStore:
                 await self._driver.begin(session)
                 entry = await body(session)
                 if entry is None:
-                    await session.abort_transaction()
                     return None
                 try:
                     await self.journal.append_in(session, entry)

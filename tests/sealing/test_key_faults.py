@@ -96,3 +96,18 @@ async def test_a_passing_fault_in_the_middle_is_no_news(shop: Deployment, unluck
         ) as point:
             assert await ask(unlucky)
         assert point.hits == 2
+
+
+async def test_nobody_waits_for_the_answer_to_an_abort(
+    shop: Deployment, unlucky: MongoStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sagas_store.drivers._ABORT_S", 0.2)
+    ask = await keeping(shop)
+    assert await ask(shop.store)
+    silence = {"blockConnection": True, "blockTimeMS": 3000}
+    async with fail_point(shop.database.client, ["abortTransaction"], with_app_name="unlucky", **silence) as point:
+        async with asyncio.timeout(2):
+            assert not await ask(unlucky)
+    assert point.hits
+    # Else the server ends it by itself after a minute, and nobody can drop the database until then.
+    await shop.database.client.admin.command("killAllSessions", [])
