@@ -46,7 +46,7 @@ __all__ = ["NO_TENANT", "KeyKeeper", "KeyUsage", "NeedingRun", "Rewrap"]
 
 _PAGE: Final = 100
 _AT_ONCE: Final = 8
-_ROUNDS: Final = 4
+_ROUNDS: Final = 16
 """How often one run is read again because it has changed; then a later pass is due."""
 _UNDER_WAY: Final = timedelta(minutes=2)
 """How long a write that was sealed before a rotation was noticed may take to arrive: the store's patience, and more."""
