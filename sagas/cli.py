@@ -236,6 +236,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return REFUSED
     except KeyboardInterrupt:
         return 130
+    except BrokenPipeError:  # whoever read the output has seen enough; nor is anything left to be flushed at the end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return DONE
 
 
 # ---------------------------------------------------------------------------------------------- worker
@@ -354,6 +357,7 @@ async def _runs(options: argparse.Namespace) -> int:
             saga=options.saga,
             after=options.after,
             limit=options.limit,
+            open_keys=store.keyring is not None,
         )
     if options.json:
         for run in page.runs:
@@ -414,6 +418,8 @@ async def _stop(options: argparse.Namespace) -> int:
         print(f"{answer.outcome}: {answer.why}\n{answer.next}")
         if not answer.first and answer.by is not None:
             print(f"asked before, by {answer.by} at {answer.asked_at:%Y-%m-%d %H:%M:%S} UTC", file=sys.stderr)
+    if answer.first and answer.by is not None and answer.reason is None:
+        print("it counts without its reason, which cannot be sealed without the keys: --master-keys", file=sys.stderr)
     return DONE if answer.outcome in (StopOutcome.CANCELLED, StopOutcome.WILL_BE_UNDONE) else REFUSED
 
 
@@ -641,7 +647,7 @@ async def _keys_destroy(options: argparse.Namespace) -> int:
 
 # ---------------------------------------------------------------------------------------------- printing
 
-_RUN_COLUMNS: Final = ("run", "saga", "key", "state", "phase", "attempts", "created", "reason")
+_RUN_COLUMNS: Final = ("run", "saga", "tenant", "key", "state", "phase", "attempts", "created", "reason")
 _ENTRY_COLUMNS: Final = ("seq", "at", "kind", "step", "try", "attempt", "next", "error")
 
 
@@ -670,9 +676,10 @@ def _time(at: datetime | None) -> str:
 
 
 def _run_row(run: RunInfo) -> tuple[Any, ...]:
+    blocked = f"on hold, {run.blocked_by}: {run.blocked_why}" if run.blocked_by is not None else ""
     return (
-        run.run_id, f"{run.saga}@{run.version}", run.key or "", run.state, run.phase, run.attempts,
-        f"{run.created_at:%Y-%m-%d %H:%M:%S}", run.held_reason or "",
+        run.run_id, f"{run.saga}@{run.version}", run.tenant or "", run.key or "", run.state, run.phase, run.attempts,
+        f"{run.created_at:%Y-%m-%d %H:%M:%S}", run.held_reason or blocked,
     )  # fmt: skip
 
 

@@ -252,7 +252,7 @@ class KeyKeeper:
         present = [key for key in await keyring.keys(tenant) if key.purpose is Purpose.DATA]
         newest = next((key.key_id for key in present if key.state is KeyState.ACTIVE), None)
         if newest is None:
-            raise KeyLost(tenant, None, "it has no active data key to seal with; make one: create")
+            raise KeyLost(tenant, None, "it has no active data key to seal with; make one: sagas keys create")
         current = await keyring.get(tenant, newest)
         report = Rewrap(tenant, newest)
         for key in present:
@@ -351,7 +351,7 @@ class KeyKeeper:
 
     async def _ready(self) -> Keyring:
         if not isinstance(self._keys, Keyring):
-            raise InvalidInput("keyring", "this needs the keys: MongoStore(database, keyring=...)")
+            raise InvalidInput("keyring", "this needs the keys: MongoStore(database, keyring=...), or --master-keys")
         await self._store.ready()
         return self._keys
 

@@ -232,7 +232,7 @@ class Keyring:
         while True:
             active = await self._keys.newest_active(tenant, Purpose.DATA)
             if active is None:
-                raise KeyLost(tenant, None, "it has no active data key to rotate; make one: Keyring.create")
+                raise KeyLost(tenant, None, "it has no active data key to rotate; make one: sagas keys create")
             try:
                 now = await self._keys.rotate(active.key_id, await self._draw(tenant, Purpose.DATA))
             except KeyIdTaken:
@@ -293,7 +293,7 @@ class Keyring:
             if found is not None:
                 return found.key_id
             if not self._create_on_first_use:
-                raise KeyLost(tenant, None, f"it has no active {purpose} key; make one: Keyring.create")
+                raise KeyLost(tenant, None, f"it has no active {purpose} key; make one: sagas keys create")
             await self._make(tenant, anew=False)
             found = await self._keys.newest_active(tenant, purpose)
             if found is None:
@@ -407,7 +407,7 @@ class Keyring:
             had_keys = Purpose.LOOKUP not in active or any(one.purpose is Purpose.DATA for one in present)
             if present and had_keys and not anew:
                 raise KeyLost(
-                    tenant, None, "its keys were destroyed; to begin anew, without what they sealed: Keyring.create"
+                    tenant, None, "its keys were destroyed; to begin anew, without what they sealed: sagas keys create"
                 )
             try:
                 if Purpose.LOOKUP not in active:

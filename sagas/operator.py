@@ -94,7 +94,9 @@ class Operator:
             )
         if run.state is State.QUARANTINED:
             raise OperatorRefused(
-                run_id, run.state, "its payload does not open; bring the key back, then requeue_quarantined"
+                run_id,
+                run.state,
+                "its payload does not open; once its key is back, requeue it: sagas requeue",
             )
         if run.state not in _RESUMABLE:
             raise OperatorRefused(run_id, run.state, _not_held(run))

@@ -284,7 +284,7 @@ class Worker:
         try:
             state = await attempt.drive()
             if (blocked := attempt.blocked_by) is not None:
-                log.warning("run given back, its payload does not open", state=str(state), error=str(blocked))
+                log.warning("run blocked, its payload does not open", state=str(state), error=str(blocked))
             else:
                 log.info("attempt ended", state=str(state))
         except FenceLost as lost:

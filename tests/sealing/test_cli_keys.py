@@ -185,6 +185,24 @@ def test_without_the_keys_nothing_is_requeued(cli: Cli) -> None:
     assert cli.run(run_id).state is State.QUARANTINED
 
 
+def test_a_run_on_hold_says_in_the_list_why_it_waits(cli: Cli) -> None:
+    run_id = cli.start("vinet", key="order-10248")
+    cli.block(0, waiting=1)
+    (line,) = [line for line in cli("runs")[1].splitlines() if line.startswith(run_id)]
+    assert "vinet" in line
+    assert "order-10248" in line, "with the keys at hand it is opened"
+    assert "on hold, KeyLost: it was destroyed" in line
+    assert "order-10248" not in cli("runs", keyed=False)[1]
+
+
+def test_a_stop_that_cannot_seal_its_reason_counts_and_says_so(cli: Cli) -> None:
+    run_id = cli.start("vinet")
+    code, out, err = cli("stop", run_id, *SAID, keyed=False)
+    assert (code, out.startswith("cancelled")) == (0, True)
+    assert "without its reason" in err
+    assert cli.run(run_id).state is State.CANCELLED
+
+
 # --- where keys come from ---------------------------------------------------------------------------------------------
 
 

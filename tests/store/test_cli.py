@@ -125,7 +125,7 @@ def empty(mongo_uri: str) -> Iterator[list[str]]:
 def test_runs_are_listed_newest_first_in_a_table(say: Say, at: list[str]) -> None:
     said = say("runs", *at)
     head, *rows = said.out.splitlines()
-    assert head.split() == ["run", "saga", "key", "state", "phase", "attempts", "created", "reason"]
+    assert head.split() == ["run", "saga", "tenant", "key", "state", "phase", "attempts", "created", "reason"]
     assert [row.split()[0] for row in rows] == ["run-pending", "run-held", "run-completed"]
     assert "whether charge happened is unknown" in rows[1]
     assert (said.code, said.err) == (0, "")
