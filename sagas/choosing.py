@@ -13,10 +13,10 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from sagas.definition import Saga
-from sagas.errors import InvalidInput
+from sagas.errors import InvalidInput, RunNotFound
 from sagas.tenancy import Reach
 from sagas_store import MongoStore
-from sagas_store.runs import RunFilter
+from sagas_store.runs import RunFilter, RunRecord
 from sagas_store.states import State
 
 __all__ = [
@@ -29,6 +29,7 @@ __all__ = [
     "check_text",
     "choose_runs",
     "choose_states",
+    "read_run",
 ]
 
 _TEXT_MAX: Final = 512
@@ -69,6 +70,16 @@ def choose_runs(
         stopped=stopped,
         waiting=waiting,
     )
+
+
+async def read_run(store: MongoStore, reach: Reach, run_id: str) -> RunRecord:
+    """The run with this id, as a majority has it. Raises RunNotFound, also for another tenant's, and InvalidInput."""
+    check_run_id(run_id)
+    await store.ready()
+    run = await store.runs.get(run_id)
+    if run is None or not reach.covers(run):
+        raise RunNotFound(run_id)
+    return run
 
 
 def choose_states(field: str, given: Any, among: Iterable[State] = State) -> frozenset[State]:

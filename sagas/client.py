@@ -23,6 +23,7 @@ from sagas.choosing import (
     check_text,
     choose_runs,
     choose_states,
+    read_run,
 )
 from sagas.clock import new_token
 from sagas.definition import Saga
@@ -427,12 +428,11 @@ class Client:
         check_words(by, reason)
         run = await self._record(run_id)
         sealed, key_id = await self._sealed_for_stop(run, reason)
-        first = await self._store.interventions.ask_stop(run_id, by=by, reason=sealed, key_id=key_id)
-        run = await self._record(run_id)
-        while run.stop is None and run.state not in SETTLED:
-            # Between asking and looking it was started, or an operator let it go on: by now there is a run to stop.
+        while True:
             first = await self._store.interventions.ask_stop(run_id, by=by, reason=sealed, key_id=key_id)
             run = await self._record(run_id)
+            if run.stop is not None or run.state in SETTLED:
+                break  # else an operator has let it go on between asking and looking: now it can be stopped
         if first:
             said = reason if sealed is not None else None
         else:
@@ -553,12 +553,7 @@ class Client:
         )
 
     async def _record(self, run_id: str) -> RunRecord:
-        check_run_id(run_id)
-        await self._store.ready()
-        record = await self._store.runs.get(run_id)
-        if record is None or not self._reach.covers(record):  # another tenant's is as unknown as none
-            raise RunNotFound(run_id)
-        return record
+        return await read_run(self._store, self._reach, run_id)
 
     async def _result(self, saga: Saga[C], run_id: str, timeout: float | timedelta | None) -> C:
         limit = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout

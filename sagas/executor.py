@@ -52,7 +52,7 @@ from sagas.log import get_logger
 from sagas.payload import NotJournalable, dump_context, dump_error, load_context
 from sagas.policy import Failure
 from sagas.quarantine import next_hold
-from sagas.sealing import Sealer, Slot, Unsealed, place_of_payload
+from sagas.sealing import Sealer, Unsealed, place_of_newest_context, place_of_payload
 from sagas_store import MongoStore
 from sagas_store.clock import EPOCH
 from sagas_store.entries import Cause, Entry, Kind
@@ -388,8 +388,7 @@ class Attempt:
             await self._store.runs.note_opened(run, key_id)
 
     def _open_context(self, seq: int | None, stored: bytes) -> bytes:
-        place = (Slot.INPUT, 0) if seq is None else (Slot.CONTEXT, seq)
-        return self._sealer.open(*place, stored)
+        return self._sealer.open(*place_of_newest_context(seq), stored)
 
     def _facts(self) -> Facts:
         limits = self._shared.limits
@@ -687,7 +686,7 @@ class Attempt:
             payload = self._open_context(entry.seq, stored)
         except KeyUnavailable:  # read back after a lost reply, and sealed anew since, with a key that came after ours
             opener = await self._shared.keys.opener(self.run.tenant, self.run.run_id, [stored])
-            payload = opener.open(Slot.CONTEXT, entry.seq, stored)
+            payload = opener.open(*place_of_newest_context(entry.seq), stored)
         self._payload, self._context = payload, None
 
 

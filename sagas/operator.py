@@ -19,11 +19,11 @@ from pydantic import BaseModel
 from sagas.choosing import (
     StatesGiven,
     check_limit,
-    check_run_id,
     check_saga,
     check_several,
     choose_runs,
     choose_states,
+    read_run,
 )
 from sagas.clock import new_token
 from sagas.definition import Saga, StepKind
@@ -33,7 +33,7 @@ from sagas.keykeeping import KeyKeeper
 from sagas.keyring import ClaimRound, keys_of, sealer_of
 from sagas.limits import Limits
 from sagas.payload import NotJournalable, dump_context, dump_text
-from sagas.sealing import SEALED_OVERHEAD_BYTES, Slot, place_of_payload, place_of_reason
+from sagas.sealing import SEALED_OVERHEAD_BYTES, Slot, place_of_newest_context, place_of_payload, place_of_reason
 from sagas.stopping import check_words
 from sagas.tenancy import Reach, store_of
 from sagas_store import MongoStore
@@ -256,7 +256,7 @@ class Operator:
             raise OperatorRefused(run.run_id, run.state, "it is due already: the next free worker takes it")
         seq, stored = await self._store.journal.last_context(run.run_id) or (None, run.input or b"")
         sealer = await sealer_of(self._keys, run, stored, claim_round=together)
-        sealer.open(*((Slot.INPUT, 0) if seq is None else (Slot.CONTEXT, seq)), stored)
+        sealer.open(*place_of_newest_context(seq), stored)
 
     # ---------------------------------------------------------------- in bulk
 
@@ -368,12 +368,7 @@ class Operator:
     # ---------------------------------------------------------------- shared
 
     async def _read(self, run_id: str) -> RunRecord:
-        check_run_id(run_id)
-        await self._store.ready()
-        run = await self._store.runs.get(run_id)
-        if run is None or not self._reach.covers(run):  # another tenant's is as unknown as none
-            raise RunNotFound(run_id)
-        return run
+        return await read_run(self._store, self._reach, run_id)
 
     async def _move_on(
         self, run: RunRecord, kind: Kind, by: str, reason: str, *, step: str | None = None, payload: bytes | None = None

@@ -46,6 +46,7 @@ __all__ = [
     "Slot",
     "Unsealed",
     "keys_needed",
+    "place_of_newest_context",
     "place_of_payload",
     "place_of_reason",
 ]
@@ -160,6 +161,11 @@ class Sealer(Opener, Protocol):
 def place_of_payload(kind: Kind, seq: int) -> tuple[Slot, int]:
     """Where the payload of a journal's entry belongs."""
     return (Slot.ERROR if kind.endswith(("_failed", "_retry_scheduled")) else Slot.CONTEXT), seq
+
+
+def place_of_newest_context(seq: int | None) -> tuple[Slot, int]:
+    """Where a run's newest context belongs: in the entry that carries it; in the input while no step has succeeded."""
+    return (Slot.INPUT, 0) if seq is None else (Slot.CONTEXT, seq)
 
 
 def place_of_reason(kind: Kind, seq: int) -> tuple[Slot, int]:
