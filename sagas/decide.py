@@ -45,6 +45,7 @@ __all__ = [
     "intent",
     "lost_in_doubt",
     "next_action",
+    "once_announced",
 ]
 
 STALLED_MAX: Final = 10
@@ -75,11 +76,9 @@ class Perform:
     @property
     def part(self) -> Part:
         """The function to call."""
-        part = {
-            Activity.STEP: self.step.forward,
-            Activity.PROBE: self.step.question,
-            Activity.COMPENSATION: self.step.undo,
-        }[self.activity]
+        if self.activity is Activity.STEP:
+            return self.step.forward
+        part = self.step.question if self.activity is Activity.PROBE else self.step.undo
         assert part is not None, (self.activity, self.step.name)
         return part
 
@@ -140,17 +139,23 @@ Action = PassGate | Perform | Refuse | Wait | BeginRollback | NoteRefusal | Hold
 
 def intent(action: Action) -> str:
     """What an entry says begins next, as `activity:step`. Read back after a crash to tell what may have started."""
+    if isinstance(action, Perform):  # nearly all are
+        return _named(action.activity, action.step.name)
     match action:
-        case Perform(activity, step) | Wait(_, Perform(activity, step)):
-            return f"{activity}:{step.name}"
+        case Wait(_, perform):
+            return intent(perform)
         case PassGate(step) | Refuse(step):
-            return f"{Activity.STEP}:{step.name}"
+            return _named(Activity.STEP, step.name)
         case BeginRollback(cause):
             return f"rollback:{cause}"
         case NoteRefusal():
             return "note:stop_refused"
         case Hold(state) | Settle(state):
             return f"{'settle' if isinstance(action, Settle) else 'hold'}:{state}"
+
+
+def _named(activity: Activity, step: str) -> str:
+    return activity + ":" + step  # a StrEnum's own formatting is slow, and this is asked at every step
 
 
 # ------------------------------------------------------------------------------------ what has happened
@@ -164,12 +169,10 @@ class Tries(NamedTuple):
     """When the first of them failed."""
     due_at: datetime | None = None
     spent: bool = False
-    started: int = 0
-    """How often it began, as far as the journal tells."""
 
     def eased(self, anew: bool) -> Tries:  # noqa: FBT001 - private to this module
         """Without a wait; with `anew`, from the start if they were spent."""
-        return Tries(started=self.started) if anew and self.spent else self._replace(due_at=None)
+        return Tries() if anew and self.spent else self._replace(due_at=None)
 
 
 class StepProgress(NamedTuple):
@@ -201,6 +204,8 @@ class Progress(NamedTuple):
 
     names: dict[str, int]
     steps: tuple[StepProgress, ...]
+    starts: dict[str, int]
+    """How often each activity began, as far as the journal tells; by the name under which entries announce it."""
     seq: int = 0
     """The newest entry's number; the next entry takes the one after."""
     succeeded: int = 0
@@ -235,8 +240,9 @@ class Progress(NamedTuple):
         """The same, from the steps' names alone."""
         return cls(
             names={name: index for index, name in enumerate(names)},
+            steps=(StepProgress(),) * len(names),
             # The claim itself begins the first step; every other start is named by an entry.
-            steps=(StepProgress(step=Tries(started=1)), *(StepProgress() for _ in names[1:])),
+            starts={_named(Activity.STEP, names[0]): 1},
         )
 
     def after(self, entry: Entry) -> Progress:
@@ -252,7 +258,7 @@ class Progress(NamedTuple):
             changed = self._taken_over(entry)
         elif entry.kind is Kind.STOP_REFUSED:
             # Noted before what was to begin did; this entry announces it again.
-            changed = self.started(self.begun, -1)._replace(stop_refused=True)
+            changed = self.counting(self.begun, -1)._replace(stop_refused=True)
         elif entry.kind is Kind.ROLLBACK_BEGUN:
             if self.rollback is not None:
                 raise JournalMisfit(f"entry {entry.seq} begins a second rollback")
@@ -274,24 +280,14 @@ class Progress(NamedTuple):
 
     def announced(self, what: str) -> Progress:
         """With what the newest entry says begins next."""
-        return self._replace(steps=self._counting(what, 1), begun=what)
+        return self._replace(starts={**self.starts, what: self.starts.get(what, 0) + 1}, begun=what)
 
-    def started(self, what: str | None, count: int = 1) -> Progress:
-        """With `count` more starts of an activity, named as entries announce it."""
-        return self._replace(steps=self._counting(what, count))
-
-    def _counting(self, what: str | None, count: int) -> tuple[StepProgress, ...]:
-        activity, _, name = (what or "").partition(":")
-        if activity not in _ACTIVITIES or name not in self.names:
-            return self.steps
-        index = self.names[name]
-        step = self.steps[index]
-        tries: Tries = getattr(step, activity)
-        counted = Tries(tries.failed, tries.since, tries.due_at, tries.spent, tries.started + count)
-        return (*self.steps[:index], step.with_tries(activity, counted), *self.steps[index + 1 :])
+    def counting(self, what: str | None, count: int) -> Progress:
+        """With `count` more starts of what an entry announced."""
+        return self._replace(starts={**self.starts, what: self.starts.get(what, 0) + count}) if what else self
 
     def _taken_over(self, entry: Entry) -> Progress:
-        begun = self.begun if self.last_attempt else f"{Activity.STEP}:{next(iter(self.names))}"
+        begun = self.begun if self.last_attempt else _named(Activity.STEP, next(iter(self.names)))
         changed = self
         unseen = entry.attempt - max(1, self.last_attempt) - 1  # attempts that left no entry at all
         maybe_lost = entry.taken_from is State.RUNNING or unseen > 0
@@ -305,7 +301,7 @@ class Progress(NamedTuple):
         if entry.in_doubt and name in self.names:
             return changed.doubted(self.names[name])
         # Parked or handed back: what was to begin did not. What was broken off by a drain has its own entry.
-        return changed if maybe_lost else changed.started(begun, -1)
+        return changed if maybe_lost else changed.counting(begun, -1)
 
     def _intervened(self, entry: Entry) -> Progress:
         """What an operator did while no worker held the run. What was to begin next still is."""
@@ -360,7 +356,7 @@ class Progress(NamedTuple):
             case "succeeded" if entry.payload is None and activity is Activity.STEP:
                 raise JournalMisfit(f"entry {entry.seq}: {entry.step} succeeded without a context")
             case "succeeded" if entry.payload is None:  # a probe: it did not happen
-                return self.with_step(index, step._replace(absent=True, probe=Tries(started=step.probe.started)))
+                return self.with_step(index, step._replace(absent=True, probe=Tries()))
             case "succeeded":
                 return self._succeeded(index, entry)
         return self._failed(index, activity, entry, spent=outcome == "failed")
@@ -386,8 +382,7 @@ class Progress(NamedTuple):
         step = self.steps[index]
         if step.succeeded:
             return self
-        probe = Tries(started=step.probe.started)
-        return self.with_step(index, step._replace(in_doubt=True, absent=False, probe=probe))
+        return self.with_step(index, step._replace(in_doubt=True, absent=False, probe=Tries()))
 
     def with_step(self, index: int, step: StepProgress) -> Progress:
         """With one step's progress replaced."""
@@ -399,8 +394,6 @@ _NO_OUTCOME: Final = frozenset(
 )
 
 _BY_PERSONS: Final = frozenset({Kind.RESUMED, Kind.VERDICT, Kind.RETRIED_NOW, Kind.REQUEUED})
-
-_ACTIVITIES: Final = frozenset(activity.value for activity in Activity)
 
 _MEANING: Final = {
     Kind.STEP_SUCCEEDED: (Activity.STEP, "succeeded"),
@@ -429,8 +422,8 @@ class Facts(NamedTuple):
     stop_refused: bool = False
     """A stop was recorded after the gate, and the journal has to say so."""
     deadline: datetime | None = None
-    bytes_left: int | None = None
-    """How many more bytes of contexts this run may journal; None for no limit."""
+    bytes_max: int | None = None
+    """How many bytes of contexts this run may journal altogether; None for no limit."""
     bytes_each: int = 0
     """How many bytes one context may have."""
 
@@ -453,10 +446,20 @@ def next_action(saga: Saga[Any], progress: Progress, facts: Facts, now: datetime
     return _forward(saga, progress, facts, now)
 
 
+def once_announced(action: Action, facts: Facts) -> Action | None:
+    """What follows when an entry that announces `action` stands; None where the time has a say and will tell.
+
+    It is what `next_action` would give then, and saves asking it.
+    """
+    if facts.deadline is not None or isinstance(action, Wait):
+        return None
+    if isinstance(action, Perform):
+        return Perform(action.activity, action.step, action.try_number + 1, action.fate)
+    return action
+
+
 def _forward(saga: Saga[Any], progress: Progress, facts: Facts, now: datetime) -> Action:
-    can_turn_back = not (
-        facts.gate_passed or any(step.kind is StepKind.PIVOT for step in saga.steps[: progress.succeeded])
-    )
+    can_turn_back = not (facts.gate_passed or (saga.pivot_at is not None and progress.succeeded > saga.pivot_at))
     if can_turn_back:
         if facts.stop_asked:
             return BeginRollback(Cause.STOP, None)
@@ -474,14 +477,18 @@ def _forward(saga: Saga[Any], progress: Progress, facts: Facts, now: datetime) -
     ask = did.in_doubt and step.question is not None and not (did.absent or did.probe.spent)
     if did.step.spent and (can_turn_back or not ask):
         return _spent(saga, step, did)
-    activity, tries = (Activity.PROBE, did.probe) if ask else (Activity.STEP, did.step)
-    action = Perform(activity, step, tries.started)
-    due_at = max(did.step.due_at or now, did.probe.due_at or now)
-    if due_at > now:
-        return Wait(min(due_at, facts.deadline) if can_turn_back and facts.deadline is not None else due_at, action)
+    action = _next_try(progress, Activity.PROBE if ask else Activity.STEP, step)
+    if did.step.due_at is not None or did.probe.due_at is not None:
+        due_at = max(did.step.due_at or now, did.probe.due_at or now)
+        if due_at > now:
+            return Wait(min(due_at, facts.deadline) if can_turn_back and facts.deadline is not None else due_at, action)
     if pivot and can_turn_back:
         return _gate(saga, progress, facts, step)
     return action
+
+
+def _next_try(progress: Progress, activity: Activity, step: StepDefinition[Any], fate: Fate = Fate.KNOWN) -> Perform:
+    return Perform(activity, step, progress.starts.get(_named(activity, step.name), 0), fate)
 
 
 def _spent(saga: Saga[Any], step: StepDefinition[Any], did: StepProgress) -> Action:
@@ -499,13 +506,13 @@ def _spent(saga: Saga[Any], step: StepDefinition[Any], did: StepProgress) -> Act
 def _gate(saga: Saga[Any], progress: Progress, facts: Facts, pivot: StepDefinition[Any]) -> Action:
     """Before the point of no return: room for everything that has to be journaled after it."""
     remaining = len(saga.steps) - progress.succeeded
-    if facts.bytes_left is not None and remaining * facts.bytes_each > facts.bytes_left:
-        return Refuse(
-            pivot,
-            f"{remaining} steps from the pivot on may journal {facts.bytes_each:,} bytes each, and the run has "
-            f"{facts.bytes_left:,} bytes left; nothing may run out of room after the pivot",
-        )
-    return PassGate(pivot)
+    if facts.bytes_max is None or remaining * facts.bytes_each <= (left := facts.bytes_max - progress.payload_bytes):
+        return PassGate(pivot)
+    return Refuse(
+        pivot,
+        f"{remaining} steps from the pivot on may journal {facts.bytes_each:,} bytes each, and the run has "
+        f"{left:,} bytes left; nothing may run out of room after the pivot",
+    )
 
 
 _SETTLES_AS: Final = {
@@ -525,7 +532,7 @@ def _backward(saga: Saga[Any], progress: Progress, now: datetime) -> Action:
             failed.append(step.name)
             continue
         fate = Fate.KNOWN if did.succeeded else Fate.IN_DOUBT
-        action = Perform(Activity.COMPENSATION, step, did.compensation.started, fate)
+        action = _next_try(progress, Activity.COMPENSATION, step, fate)
         due_at = did.compensation.due_at
         return Wait(due_at, action) if due_at is not None and due_at > now else action
     if failed:
@@ -546,7 +553,7 @@ def lost_in_doubt(saga: Saga[Any], progress: Progress, facts: Facts, *, attempt:
     """
     if taken_from is not State.RUNNING and attempt - max(1, progress.last_attempt) < 2:
         return False
-    begun = progress.begun if progress.last_attempt else f"{Activity.STEP}:{saga.steps[0].name}"
+    begun = progress.begun if progress.last_attempt else _named(Activity.STEP, saga.steps[0].name)
     activity, _, name = (begun or "").partition(":")
     if activity != Activity.STEP or name not in progress.names:
         return False

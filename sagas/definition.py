@@ -329,6 +329,11 @@ class Saga(Generic[C]):
         return " ".join(f"{step.name}:{step.kind.value}" for step in self.steps)
 
     @functools.cached_property
+    def pivot_at(self) -> int | None:
+        """The pivot's place among the steps, from 0; None where there is none."""
+        return next((place for place, step in enumerate(self.steps) if step.kind is StepKind.PIVOT), None)
+
+    @functools.cached_property
     def plain(self) -> bool:
         """Whether nothing of it can be undone and nothing is a pivot: a plain durable function."""
         return all(step.kind is StepKind.UNCOMPENSATED for step in self.steps)

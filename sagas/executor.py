@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
 from concurrent.futures import Executor as ThreadPool
 from dataclasses import dataclass, replace
@@ -26,6 +26,7 @@ from pydantic import BaseModel
 
 from sagas.clock import Monotonic
 from sagas.decide import (
+    Action,
     Activity,
     BeginRollback,
     Facts,
@@ -41,6 +42,7 @@ from sagas.decide import (
     intent,
     lost_in_doubt,
     next_action,
+    once_announced,
 )
 from sagas.definition import Part, Saga, Step, StepKind
 from sagas.errors import CannotOpen, FenceLost, JournalMisfit, KeyUnavailable, NonRetryable, Unreadable
@@ -53,6 +55,7 @@ from sagas.payload import NotJournalable, dump_context, dump_error, load_context
 from sagas.policy import Failure
 from sagas.quarantine import next_hold
 from sagas.sealing import Sealer, Unsealed, place_of_newest_context, place_of_payload
+from sagas.timeouts import Timeouts
 from sagas_store import MongoStore
 from sagas_store.clock import EPOCH
 from sagas_store.entries import Cause, Entry, Kind
@@ -125,6 +128,7 @@ class Executor:
         self.monotonic = monotonic
         # A place in the pool is waited for here, where a drain can break the waiting off and no timeout runs yet.
         self.free_threads = asyncio.Semaphore(thread_count)
+        self.timeouts = Timeouts()
         self.thread_calls: set[Future[Any]] = set()
         """Plain functions that are running, also those that were broken off and cannot be ended."""
 
@@ -171,6 +175,9 @@ class Attempt:
         self._draining = False
         self._hurried = False
         """The drain's grace is over: no step begins any more."""
+        self._facts = self._known()
+        self._planned: Action | None = None
+        """What the newest entry announced, as long as nothing else has become known."""
         self._nudge = asyncio.Event()
         """Ends a wait early: there is news, or a drain."""
         self._in_hand: Perform | None = None
@@ -254,8 +261,16 @@ class Attempt:
         """Decide and do one thing; the state the run was left in when the attempt is over. Raises StopFirst too."""
         if self._news:
             await self._learn()
-        action = next_action(self._saga, self._progress, self._facts(), self._now())
+        action = self._planned or next_action(self._saga, self._progress, self._facts, self._now())
+        self._planned = None
         match action:
+            case Perform() | PassGate() if self._draining:
+                return await self._park(timedelta(0))
+            case Perform():
+                await self._perform(action)
+            case PassGate():
+                self.lease.check()
+                await self._pass_gate()
             case Settle(state):
                 await self._store.runs.settle(self.run, state, stop_known=self._stop is not None)
                 return state
@@ -265,11 +280,6 @@ class Attempt:
                 return await self._wait(until)
             case BeginRollback() | Refuse() | NoteRefusal():
                 await self._note(action)
-            case PassGate() | Perform():
-                if self._draining:
-                    return await self._park(timedelta(0))
-                self.lease.check()
-                await self._go_on(action)
         return None
 
     async def _note(self, action: BeginRollback | Refuse | NoteRefusal) -> None:
@@ -288,12 +298,10 @@ class Attempt:
                 await self._append(Kind.ROLLBACK_BEGUN, cause=cause, step=step_name, **asked)
                 await self._store.runs.show_rolling_back(self.run)
 
-    async def _go_on(self, action: PassGate | Perform) -> None:
-        if isinstance(action, Perform):
-            await self._perform(action)
-            return
+    async def _pass_gate(self) -> None:
         await self._store.runs.pass_gate(self.run)
         self._gate_passed = True
+        self._facts = self._known()
 
     async def _learn(self) -> None:
         """Read the stop that was recorded; or find that it is the deadline that shut the gate."""
@@ -307,6 +315,8 @@ class Attempt:
         self._gate_passed = record.gate_passed_at is not None
         # By the server's clock the gate was shut although ours, which is never ahead, had the deadline still to come.
         self._deadline_over = record.stop is None and record.deadline is not None and not self._gate_passed
+        self._facts = self._known()
+        self._planned = None
 
     async def _load(self) -> Hold | None:
         """Fold the journal, announce the takeover, and find the context; or say why the run cannot be executed."""
@@ -365,7 +375,7 @@ class Attempt:
             try:
                 taken_from = self._claim.taken_from
                 in_doubt = lost_in_doubt(
-                    self._saga, self._progress, self._facts(), attempt=self._claim.attempt, taken_from=taken_from
+                    self._saga, self._progress, self._facts, attempt=self._claim.attempt, taken_from=taken_from
                 )
                 await self._append(Kind.TAKEN_OVER, taken_from=taken_from, in_doubt=in_doubt)
                 break
@@ -390,7 +400,7 @@ class Attempt:
     def _open_context(self, seq: int | None, stored: bytes) -> bytes:
         return self._sealer.open(*place_of_newest_context(seq), stored)
 
-    def _facts(self) -> Facts:
+    def _known(self) -> Facts:
         limits = self._shared.limits
         decision = self._stop.decision if self._stop is not None else None
         return Facts(
@@ -398,7 +408,7 @@ class Attempt:
             stop_asked=decision is Decision.WILL_BE_UNDONE,
             stop_refused=decision is Decision.REFUSED,
             deadline=EPOCH if self._deadline_over else self.run.deadline,
-            bytes_left=limits.run_bytes_max - self._progress.payload_bytes,
+            bytes_max=limits.run_bytes_max,
             bytes_each=limits.context_bytes_max,
         )
 
@@ -431,6 +441,8 @@ class Attempt:
             outcome = await self._in_transaction(action)
         else:
             outcome = await self._call(action)
+        if isinstance(outcome, _Returned):
+            outcome = await self._returned(action, outcome.value)
         if outcome is None:
             return
         if isinstance(outcome, _Interrupted):
@@ -440,10 +452,7 @@ class Attempt:
             if action.activity is Activity.STEP and not action.step.transactional:
                 await self._append(Kind.INTERRUPTED, step=action.step.name, try_number=action.try_number)
             return
-        if isinstance(outcome, _Returned):
-            outcome = await self._returned(action, outcome.value)
-        if outcome is not None:
-            await self._raised(action, outcome)
+        await self._raised(action, outcome)
 
     async def _in_transaction(self, action: Perform) -> _Returned | _Raised | _Interrupted | None:
         """A transactional step: its writes and its entry commit together. None: they did, and nothing is left to do."""
@@ -475,27 +484,24 @@ class Attempt:
         if not self.lease.holds or ((self._hurried or to_be_stopped) and not _spared(action)):
             return _Interrupted()
         part = action.part
-        step = self._step(action, session)
-        context = self._context
-        if context is None:
-            context = load_context(self._saga.context, self._payload, "the context")
-        self._context = None
+        step, context = self._step(action, session), self._hand_out_context()
         self._broken_off = False
         scope = asyncio.timeout(None)
-        deadline: asyncio.TimerHandle | None = None
+        timers: list[Callable[[], object]] = []
         error: BaseException
         try:
             async with scope:
                 self._scope, self._in_hand = scope, action
-                deadline = self._watch_deadline()
+                if self.run.deadline is not None:
+                    timers += self._watch_deadline(self.run.deadline)
                 if part.in_thread:
                     await self._wait_for_thread(action)
-                self._limit(part, scope)
-                came = await self._invoke(part, context, step)
-            if isinstance(came, _Returned):
+                timers += self._limit(part, scope)
+                value = await (self._in_thread(part, context, step) if part.in_thread else part.function(context, step))
+            if not isinstance(value, _Threw):
                 await self._shake_off_cancellation()
-                return came
-            error = came.error
+                return _Returned(value)
+            error = value.error
         except asyncio.CancelledError:
             if not self._cancelled_from_within():
                 raise
@@ -507,10 +513,14 @@ class Attempt:
             error = raised
         finally:
             self._scope = self._in_hand = self._overstays_at = None
-            if deadline is not None:
-                deadline.cancel()
+            for end in timers:
+                end()
         await self._shake_off_cancellation()
         return self._failed_try(part, error, timed_out=scope.expired())
+
+    def _hand_out_context(self) -> BaseModel:
+        context, self._context = self._context, None
+        return context if context is not None else load_context(self._saga.context, self._payload, "the context")
 
     async def _wait_for_thread(self, action: Perform) -> None:
         free = self._shared.free_threads
@@ -522,12 +532,13 @@ class Attempt:
         log.warning("a plain function waits for a thread; all of them are busy or stuck", seconds=_LONG_WAIT_S)
         await free.acquire()
 
-    def _limit(self, part: Part, scope: asyncio.Timeout) -> None:
-        """The try begins now: so does its timeout, unless it is being broken off already."""
-        if part.timeout is not None and not self._broken_off:
-            seconds = part.timeout.total_seconds()
-            self._overstays_at = self._shared.monotonic() + seconds
-            scope.reschedule(asyncio.get_running_loop().time() + seconds)
+    def _limit(self, part: Part, scope: asyncio.Timeout) -> Sequence[Callable[[], object]]:
+        """The try begins now: so does its timeout, unless it is being broken off already. Returns what ends it."""
+        if part.timeout is None or self._broken_off:
+            return ()
+        seconds = part.timeout.total_seconds()
+        self._overstays_at = self._shared.monotonic() + seconds
+        return (self._shared.timeouts.begin(scope, seconds),)
 
     async def _shake_off_cancellation(self) -> None:
         """A step may have cancelled its own task and ended: that must not tear the write of its outcome."""
@@ -555,14 +566,13 @@ class Attempt:
             error = TimeoutError(f"no outcome within {part.timeout.total_seconds():g} s")
         return _Raised(error, part.retry.failure(error))
 
-    async def _invoke(self, part: Part, context: BaseModel, step: Step[Any]) -> _Returned | _Threw:
-        if not part.in_thread:
-            return _Returned(await part.function(context, step))
+    async def _in_thread(self, part: Part, context: BaseModel, step: Step[Any]) -> object:
+        """What the function returns, or _Threw."""
         inherited = contextvars.copy_context()
 
-        def run() -> _Returned | _Threw:
+        def run() -> object:
             try:
-                return _Returned(inherited.run(part.function, context, step))
+                return inherited.run(part.function, context, step)
             except (asyncio.CancelledError, CancelledError):
                 return _Threw(TimeoutError("the step was cancelled from within"))
             except BaseException as error:  # some, StopIteration for one, cannot be passed on by a future
@@ -580,29 +590,30 @@ class Attempt:
         call.add_done_callback(ended)
         return await asyncio.wrap_future(call)
 
-    def _watch_deadline(self) -> asyncio.TimerHandle | None:
+    def _watch_deadline(self, deadline: datetime) -> Sequence[Callable[[], object]]:
         """A deadline that comes while a step is in hand is like a stop: the step gets its grace."""
-        if self.run.deadline is None or self._gate_passed or self._progress.rollback is not None:
-            return None
-        left = (self.run.deadline - self._now()).total_seconds()
-        return asyncio.get_running_loop().call_later(max(0.0, left), self._turn_back_soon)
+        if self._gate_passed or self._progress.rollback is not None:
+            return ()
+        left = (deadline - self._now()).total_seconds()
+        return (asyncio.get_running_loop().call_later(max(0.0, left), self._turn_back_soon).cancel,)
 
     def _step(self, action: Perform, session: Any) -> Step[Any]:
-        name = action.step.name
-        make_key = compensation_key if action.activity is Activity.COMPENSATION else step_key
+        run, name = self.run, action.step.name
+        key = step_key(run.run_id, name)
+        undoes = action.activity is Activity.COMPENSATION
         return Step(
-            run_id=self.run.run_id,
-            saga=self.run.saga,
+            run_id=run.run_id,
+            saga=run.saga,
             name=name,
             attempt=self._claim.attempt,
             try_number=action.try_number,
-            idempotency_key=make_key(self.run.run_id, name),
-            tenant=self.run.tenant,
+            idempotency_key=compensation_key(run.run_id, name) if undoes else key,
+            tenant=run.tenant,
             resources=self._shared.resources,
             fate=action.fate,
-            step_key=step_key(self.run.run_id, name),
+            step_key=key,
             # Compensations know nothing of stops: one that shares code with its step must not finish early.
-            stop_asked=asyncio.Event() if action.activity is Activity.COMPENSATION else self._stop_asked,
+            stop_asked=asyncio.Event() if undoes else self._stop_asked,
             session=session,
         )
 
@@ -651,32 +662,26 @@ class Attempt:
 
     def _entry(self, kind: Kind, action: Perform | None = None, payload: bytes | None = None, **more: Any) -> Entry:
         if action is not None:
-            more |= {"step": action.step.name, "try_number": action.try_number}
-        seq = self._progress.seq + 1
-        return Entry(
-            run_id=self.run.run_id,
-            seq=seq,
-            kind=kind,
-            payload=self._sealer.seal(*place_of_payload(kind, seq), payload) if payload is not None else None,
-            at=_milliseconds(self._now()),
-            attempt=self._claim.attempt,
-            worker=self._claim.worker,
-            token=self._claim.token,
-            **more,
-        )
+            more["step"], more["try_number"] = action.step.name, action.try_number
+        seq, claim = self._progress.seq + 1, self._claim
+        if payload is not None:
+            more["payload"] = self._sealer.seal(*place_of_payload(kind, seq), payload)
+        at = _milliseconds(self._now())
+        return Entry(self.run.run_id, seq, kind, at, claim.attempt, claim.worker, claim.token, **more)
 
-    def _announce(self, entry: Entry) -> tuple[Entry, Progress]:
-        """The entry with what begins next, the intent that costs no write of its own, and the progress after it."""
+    def _announce(self, entry: Entry) -> tuple[Entry, Progress, Action | None]:
+        """The entry with what begins next, the intent that costs no write of its own; what will be known then."""
         progress = self._progress.after(entry)
         if entry.kind is Kind.INTERRUPTED and self._draining:
-            return entry, progress  # nothing begins: the run is handed back
-        what = intent(next_action(self._saga, progress, self._facts(), entry.at))
-        return entry._replace(next=what), progress.announced(what)
+            return entry, progress, None  # nothing begins: the run is handed back
+        action = next_action(self._saga, progress, self._facts, entry.at)
+        what = intent(action)
+        return entry._replace(next=what), progress.announced(what), once_announced(action, self._facts)
 
     async def _append(self, kind: Kind, action: Perform | None = None, **more: Any) -> None:
-        entry, progress = self._announce(self._entry(kind, action, **more))
+        entry, progress, planned = self._announce(self._entry(kind, action, **more))
         await self._store.journal.append(entry)
-        self._progress = progress
+        self._progress, self._planned = progress, planned
 
     async def _take(self, entry: Entry) -> None:
         """Go on from an entry that a transaction has committed."""

@@ -158,9 +158,12 @@ class Sealer(Opener, Protocol):
         """What to store of the payload. Sealing the same again gives other bytes."""
 
 
+_OF_ERRORS: Final = frozenset(kind for kind in Kind if kind.endswith(("_failed", "_retry_scheduled")))
+
+
 def place_of_payload(kind: Kind, seq: int) -> tuple[Slot, int]:
     """Where the payload of a journal's entry belongs."""
-    return (Slot.ERROR if kind.endswith(("_failed", "_retry_scheduled")) else Slot.CONTEXT), seq
+    return (Slot.ERROR if kind in _OF_ERRORS else Slot.CONTEXT), seq
 
 
 def place_of_newest_context(seq: int | None) -> tuple[Slot, int]:

@@ -2,8 +2,8 @@
 
 One durable write by itself costs a round trip and a share of a disk flush; in a batch it costs a fraction of both. So a
 `CommitLoop` sends what is waiting whenever it has a commit to spare. An idle one sends a lone write at once: batches
-form only while a commit is in flight, and there is no timer. Durability is what it was: `submit` returns when the
-majority has acknowledged the caller's own write.
+form only while a commit is in flight, and there is no timer. Durability is what it was: what `submit` returns is done
+when the majority has acknowledged the caller's own write.
 
 One write's fate is its own. Whoever flushes a batch gives each item its result or its error, and a submitter that is
 cancelled leaves the batch untouched.
@@ -71,8 +71,8 @@ class CommitLoop(Generic[Item, Result]):
         self._under_way: set[asyncio.Task[None]] = set()
         self._scheduled = False
 
-    async def submit(self, item: Item) -> Result:
-        """Have `item` written with whatever else is waiting; returns its own result or raises its own error."""
+    def submit(self, item: Item) -> asyncio.Future[Result]:
+        """Have `item` written with whatever else is waiting; await its own result, or its own error."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Result] = loop.create_future()
         self._waiting.append((item, future))
@@ -80,7 +80,7 @@ class CommitLoop(Generic[Item, Result]):
             # At the end of this turn of the event loop, so that what is submitted in the same turn goes along.
             self._scheduled = True
             loop.call_soon(self._start)
-        return await future
+        return future
 
     def _start(self) -> None:
         self._scheduled = False

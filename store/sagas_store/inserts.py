@@ -109,4 +109,8 @@ def _hashable(key: Any) -> Any:
 
 def _too_large(document: Document) -> bool:
     """Whether the server would not take it, or not take what will have to be added to it."""
-    return sum(len(value) for value in document.values() if isinstance(value, bytes)) > PAYLOAD_BYTES_MAX
+    size = 0
+    for value in document.values():
+        if type(value) is bytes:
+            size += len(value)
+    return size > PAYLOAD_BYTES_MAX

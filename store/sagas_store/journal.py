@@ -200,18 +200,9 @@ def _key(entry: Entry) -> Document:
     return {"run": entry.run_id, "seq": entry.seq}
 
 
-_OPTIONAL: Final = (
-    ("step", "step"),
-    ("try_number", "try"),
-    ("next", "next"),
-    ("due_at", "due_at"),
-    ("cause", "cause"),
-    ("taken_from", "taken_from"),
-    ("by", "by"),
-    ("reason", "reason"),
-    ("asked_at", "asked_at"),
-    ("payload", "payload"),
-)
+_NAMES: Final = tuple({"try_number": "try"}.get(name, name) for name in Entry._fields)
+_OPTIONAL_FROM: Final = Entry._fields.index("step")
+"""From here on fields are stored only where they say something."""
 
 
 def _to_document(entry: Entry) -> Document:
@@ -223,12 +214,9 @@ def _to_document(entry: Entry) -> Document:
         "worker": entry.worker,
         "token": entry.token,
     }
-    for attribute, name in _OPTIONAL:
-        value = getattr(entry, attribute)
-        if value is not None:
+    for name, value in zip(_NAMES[_OPTIONAL_FROM:], entry[_OPTIONAL_FROM:], strict=True):
+        if value is not None and value is not False:
             document[name] = value
-    if entry.in_doubt:
-        document["in_doubt"] = True
     return document
 
 

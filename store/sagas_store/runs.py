@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, Final
@@ -392,8 +393,8 @@ class Runs:
             since = scan.begin()
             room = _Room(per_tenant, Counter(running) + Counter(run.tenant for run in claimed if run.tenant))
             try:
-                longest_due = await self._due(definitions, wanted, since)
-                candidates = await self._choose(definitions, wanted, longest_due, room)
+                longest_due, in_turn = await self._look(definitions, wanted, since, room)
+                candidates = self._choose(wanted, longest_due, in_turn, room)
                 if candidates:
                     claimed += await self._stamp(candidates, token, worker, lease)
             except StoreError:
@@ -427,16 +428,27 @@ class Runs:
 
         return await self._patience.call("find due runs", find)
 
-    async def _choose(
-        self, definitions: Sequence[tuple[str, int]], limit: int, longest_due: list[Document], room: _Room
-    ) -> list[str]:
+    async def _look(
+        self, definitions: Sequence[tuple[str, int]], limit: int, since: datetime | None, room: _Room
+    ) -> tuple[list[Document], list[Document]]:
+        """Up to `limit` runs that are due longest; and, where there is not room for all that is due, tenants' in turn.
+
+        Both at once where the look before found more than there was room for: so will this one, probably.
+        """
+        # Where tenants have their limits, those that are due longest may not fit, and turns fill all the places.
+        turns = functools.partial(self._in_turn, definitions, limit if room.bounded else (limit + 1) // 2, room.full)
+        if since is not None:
+            longest_due, in_turn = await asyncio.gather(self._due(definitions, limit, since), turns())
+            return longest_due, in_turn
+        longest_due = await self._due(definitions, limit, since)
+        return longest_due, await turns() if len(longest_due) == limit else []
+
+    def _choose(self, limit: int, longest_due: list[Document], in_turn: list[Document], room: _Room) -> list[str]:
         """Which runs to claim. Where there is not room for all that is due, tenants take turns for half of it."""
         if len(longest_due) < limit:
             return room.fit(longest_due, limit)
         share, self._odd = (limit + self._odd) // 2, (limit + self._odd) % 2
-        # Where tenants have their limits, those that are due longest may not fit, and turns fill all the places.
-        in_turn = await self._in_turn(definitions, limit if room.bounded else share, room.full)
-        turns, more = in_turn[:share], in_turn[share:]
+        turns, more = in_turn[:share], in_turn[share:] if room.bounded else []
         chosen = room.fit([*turns, *longest_due, *more], limit)
         by_age = {found["_id"] for found in longest_due}
         taken = set(chosen)
@@ -448,21 +460,30 @@ class Runs:
     async def _in_turn(
         self, definitions: Sequence[tuple[str, int]], limit: int, passed_over: Sequence[str]
     ) -> list[Document]:
-        """Up to `limit` due runs of the tenants whose turn it is: by name, none first, and round again."""
-        found: list[Document] = []
-        for after in (self._turn, None) if self._turn is not None else (None,):
-            if len(found) < limit:
+        """Up to `limit` due runs of the tenants whose turn it is: by name, none first, and round again.
 
-                async def find(after: str | None = after, missing: int = limit - len(found)) -> list[Document]:
-                    return await self._collection.find(
-                        turn_filter(definitions, after, passed_over),
-                        {"tenant": 1},
-                        sort=[("tenant", 1), ("due_at", 1)],
-                        limit=missing,
-                        hint=TURN_INDEX,
-                    ).to_list(None)
+        None at all where only runs without a tenant are due: those that are due longest are all that matter then.
+        """
 
-                found += await self._patience.call("find tenants' due runs", find)
+        def find(after: str | None, limit: int) -> Awaitable[list[Document]]:
+            async def ask() -> list[Document]:
+                return await self._collection.find(
+                    turn_filter(definitions, after, passed_over),
+                    {"tenant": 1},
+                    sort=[("tenant", 1), ("due_at", 1)],
+                    limit=limit,
+                    hint=TURN_INDEX,
+                ).to_list(None)
+
+            return self._patience.call("find tenants' due runs", ask)
+
+        if self._turn is None:
+            return await find(None, limit)
+        found = await find(self._turn, limit)
+        if not found and self._turn == _NO_TENANT and not passed_over:
+            return []  # no tenant has a due run, so there is nobody to take turns with
+        if len(found) < limit:
+            found += await find(None, limit - len(found))
         return found
 
     async def _stamp(self, run_ids: list[str], token: str, worker: str, lease: timedelta) -> list[RunRecord]:
@@ -556,21 +577,8 @@ class Runs:
 
         Raises StopFirst when a stop was recorded, or the deadline has passed, before; FenceLost.
         """
-        since = {"$ifNull": ["$gate_passed_at", "$$NOW"]}
-        # Passed already by ourselves, the reply lost; or neither a stop nor the deadline stands in the way. A stop's
-        # own write asks the same question the other way round, and one document decides between them.
-        way_is_free = [
-            {"gate_passed_at": {"$exists": True}},
-            {"stop": {"$exists": False}, "deadline": {"$exists": False}},
-            {"stop": {"$exists": False}, "$expr": {"$gt": ["$deadline", "$$NOW"]}},
-        ]
-        changes = {"gate_passed_at": since, "phase": Phase.PAST_GATE}
-        # The usual case: nothing stands in the way, and it was not passed before.
-        first = {"gate_passed_at": {"$exists": False}, "stop": {"$exists": False}, "deadline": {"$exists": False}}
-        plain = (first, {"$set": {"phase": Phase.PAST_GATE}, "$currentDate": {"gate_passed_at": True}})
-        await self._as_holder(
-            run, "pass the gate", changes, {"$or": way_is_free}, plain=plain if run.deadline is None else None
-        )
+        plain = _GATE_PLAIN if run.deadline is None else None
+        await self._as_holder(run, "pass the gate", _GATE_CHANGES, _GATE_WAY_IS_FREE, plain=plain)
 
     async def end_lease(self, run: RunRecord) -> None:
         """Let any worker claim the run at once, as if its lease had lapsed: what was in hand is in doubt."""
@@ -596,7 +604,7 @@ class Runs:
             ({"$set": changes},),
             provided or {},
             becomes=State.RUNNING,
-            change=(operation, plain is None, repr(changes)),
+            change=(operation, "" if plain is not None else repr(changes)),
             plain=plain,
         )
         await self._moves.submit(move)
@@ -617,11 +625,7 @@ class Runs:
 
     async def settle(self, run: RunRecord, state: State, *, stop_known: bool = False) -> None:
         """The end of the run. The journal must prove `state` before this is called."""
-        plain = {
-            "$set": {"state": state},
-            "$currentDate": {"settled_at": True},
-            "$unset": {"due_at": "", "blocked": ""},
-        }
+        plain: Document = {**_SETTLE_PLAIN, "$set": {"state": state}}
         changes = {"settled_at": "$$NOW"}
         await self._let_go(
             run, state, changes, ("due_at",), stop_known=stop_known, plain=plain if run.deadline is None else None
@@ -956,6 +960,23 @@ _OVERDUE: Final = {
     }
 }
 """Every write by a holder also marks a run whose deadline has passed after the gate."""
+
+_GATE_CHANGES: Final = {"gate_passed_at": {"$ifNull": ["$gate_passed_at", "$$NOW"]}, "phase": Phase.PAST_GATE}
+# Passed already by ourselves, the reply lost; or neither a stop nor the deadline stands in the way. A stop's own write
+# asks the same question the other way round, and one document decides between them.
+_GATE_WAY_IS_FREE: Final = {
+    "$or": [
+        {"gate_passed_at": {"$exists": True}},
+        {"stop": {"$exists": False}, "deadline": {"$exists": False}},
+        {"stop": {"$exists": False}, "$expr": {"$gt": ["$deadline", "$$NOW"]}},
+    ]
+}
+# The usual case: nothing stands in the way, and it was not passed before.
+_GATE_PLAIN: Final[tuple[Document, Document]] = (
+    {"gate_passed_at": {"$exists": False}, "stop": {"$exists": False}, "deadline": {"$exists": False}},
+    {"$set": {"phase": Phase.PAST_GATE}, "$currentDate": {"gate_passed_at": True}},
+)
+_SETTLE_PLAIN: Final = {"$currentDate": {"settled_at": True}, "$unset": {"due_at": "", "blocked": ""}}
 
 
 def _claim_of(run: RunRecord) -> Claim:

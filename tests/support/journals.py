@@ -35,6 +35,7 @@ from sagas.decide import (
     intent,
     lost_in_doubt,
     next_action,
+    once_announced,
 )
 from sagas.definition import Saga, Step
 from sagas.policy import Failure, RetryPolicy
@@ -90,6 +91,10 @@ def saga_of(steps: str, tries: int = 2, wait: timedelta = WAIT) -> Saga[Context]
             step.probe(go_on)
     assert saga.fingerprint == re.sub(r":(.)\S*", r":\1", steps), saga.fingerprint
     return saga
+
+
+_OPERATORS: Final = frozenset({Kind.RESUMED, Kind.VERDICT, Kind.RETRIED_NOW, Kind.REQUEUED})
+"""No worker goes on after an operator's entry: the run is claimed anew."""
 
 
 class History:
@@ -229,11 +234,14 @@ class History:
             token=f"t{self.attempt}",
             **more,
         )
+        planned = None
         if kind is not Kind.INTERRUPTED:
             then = next_action(self.saga, self.progress.after(entry), self.facts, entry.at)
             entry = replace(entry, next=intent(then))
+            planned = once_announced(then, self.facts) if kind not in _OPERATORS else None
         self.entries.append(entry)
         self.progress = self.progress.after(entry)
+        assert planned is None or planned == self.action(), "what an entry announces is what is done next"
         return self
 
     def write_failure(self, action: Perform, failure: Failure) -> Self:

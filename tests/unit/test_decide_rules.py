@@ -1085,7 +1085,7 @@ SIZES = [
         ORDER,
         at_pivot,
         "refuse charge",
-        facts=Facts(bytes_left=299, bytes_each=100),
+        facts=Facts(bytes_max=4 + 299, bytes_each=100),
     ),
     Rule(
         "11.2",
@@ -1093,7 +1093,7 @@ SIZES = [
         ORDER,
         at_pivot,
         "pass the gate to charge",
-        facts=Facts(bytes_left=300, bytes_each=100),
+        facts=Facts(bytes_max=4 + 300, bytes_each=100),
     ),
     Rule(
         "11.3",
@@ -1101,7 +1101,7 @@ SIZES = [
         ORDER,
         lambda run: at_pivot(run).refuses("charge"),
         "turn back: charge failed",
-        facts=Facts(bytes_left=0, bytes_each=1),
+        facts=Facts(bytes_max=0, bytes_each=1),
     ),
     Rule(
         "11.4",
@@ -1109,7 +1109,7 @@ SIZES = [
         ORDER,
         in_pivot,
         "run charge (try 1)",
-        facts=Facts(bytes_left=None, bytes_each=100),
+        facts=Facts(bytes_max=None, bytes_each=100),
     ),
 ]
 
@@ -1431,7 +1431,7 @@ def test_a_crash_loop_is_held_with_the_place_where_it_dies() -> None:
 
 
 def test_a_refused_pivot_says_how_much_room_there_is_and_would_have_to_be() -> None:
-    action = at_pivot(History(saga_of(ORDER), Facts(bytes_left=1_000, bytes_each=1_000))).action()
+    action = at_pivot(History(saga_of(ORDER), Facts(bytes_max=4 + 1_000, bytes_each=1_000))).action()
     assert isinstance(action, Refuse)
     assert "3 steps from the pivot on may journal 1,000 bytes each, and the run has 1,000 bytes left" in action.reason
 
