@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from pydantic import BaseModel
@@ -163,6 +163,40 @@ async def test_a_cancellation_that_the_driver_swallows_stops_the_listener_all_th
     await asyncio.wait([task], timeout=2)
     assert swallowed.is_set()
     assert done
+
+
+async def test_events_that_come_together_are_told_together_and_then_there_is_a_rest(
+    store: MongoStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As the driver says it: after the last event of a batch the stream stands at the place that the server has read to.
+    told: list[str | float] = []
+    rested = asyncio.Event()
+
+    class Gives:
+        alive = True
+        resume_token = ""
+        batch: ClassVar = ["first", "second", "third"]
+
+        async def try_next(self) -> dict[str, Any] | None:
+            if not self.batch:
+                await asyncio.Event().wait()
+            event = self.batch.pop(0)
+            self.resume_token = event if self.batch else "further"
+            return {"_id": event, "documentKey": {"_id": event}}
+
+    @asynccontextmanager
+    async def watch(*_: Any, **__: Any) -> AsyncIterator[Gives]:
+        yield Gives()
+
+    async def sleep(seconds: float) -> None:
+        told.append(seconds)
+        rested.set()
+
+    monkeypatch.setattr(store._driver, "watch", watch)
+    monkeypatch.setattr("sagas_store.watch.asyncio.sleep", sleep)
+    async with listening(lambda ready: store.hints.on_rest(told.append, ready)):
+        await rested.wait()
+    assert told == ["first", "second", "third", pytest.approx(0.01)]
 
 
 async def test_a_run_that_is_started_is_heard_of(store: MongoStore, database: Any, driver: str) -> None:
