@@ -220,7 +220,7 @@ class Worker:
 
     async def _claim(self, executor: Executor, definitions: list[tuple[str, int]], room: int) -> int:
         asked_at = self._monotonic()
-        runs = await self._store.runs.claim_due(
+        runs = await self._store.claims.take(
             definitions,
             token=new_token(),
             worker=self.name,
@@ -260,7 +260,7 @@ class Worker:
         return Lease(run.run_id, run.claim.token, self.options.lease, asked_at=asked_at, monotonic=self._monotonic)
 
     async def _until_next_due(self, definitions: list[tuple[str, int]]) -> timedelta:
-        due_at = await self._store.runs.next_due_at(definitions)
+        due_at = await self._store.claims.next_due_at(definitions)
         if due_at is None or self._attempts_of_limited_tenants:
             return self.options.poll  # what is due may be of a tenant without room; an attempt that ends wakes us
         return max(due_at - self._store.clock.now(), timedelta(milliseconds=1))

@@ -244,7 +244,7 @@ async def claims(server: Server, plan: Plan) -> list[Row]:
     definitions = [(fulfil.name, 1)]
 
     async def claim(database: Database) -> list[RunRecord]:
-        return await database.store.runs.claim_due(
+        return await database.store.claims.take(
             definitions, token=new_token(), worker="bench", lease=timedelta(hours=1), limit=plan.claim_batch
         )
 
@@ -263,7 +263,7 @@ async def claims(server: Server, plan: Plan) -> list[Row]:
                 await asyncio.gather(*(runs.settle(run, State.COMPLETED) for run in found))
                 looked = time.perf_counter()
                 assert not await claim(database)
-                await runs.next_due_at(definitions)
+                await database.store.claims.next_due_at(definitions)
                 ended = time.perf_counter()
                 if turn >= 0:
                     claim_ms[place].append((claimed - begun) * 1e3)

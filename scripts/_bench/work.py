@@ -90,7 +90,7 @@ async def claim(told: Work, database: Any, options: dict[str, Any]) -> dict[str,
     await store.ready()
     await told.begin()
     claimed = claims = 0
-    while runs := await store.runs.claim_due(
+    while runs := await store.claims.take(
         [(fulfil.name, 1)], token=new_token(), worker="bench", lease=timedelta(hours=1), limit=options["batch"]
     ):
         claimed += len(runs)

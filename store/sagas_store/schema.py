@@ -14,13 +14,14 @@ from typing import Any, Final
 from pymongo import IndexModel
 from pymongo.errors import CollectionInvalid, OperationFailure
 
+from sagas_store.claims import CLAIM_INDEX, TURN_INDEX
 from sagas_store.drivers import Document, Driver
 from sagas_store.entries import Cause, Kind
 from sagas_store.errors import SchemaMismatch
 from sagas_store.faults import Patience
 from sagas_store.journal import JOURNAL_SPEC_NAME
 from sagas_store.keys import KEYS_SPEC_NAME, KeyState, Purpose
-from sagas_store.runs import CLAIM_INDEX, RUNS_SPEC_NAME, TURN_INDEX
+from sagas_store.runs import RUNS_SPEC_NAME
 from sagas_store.states import HELD, OPEN, SETTLED, Decision, Phase, State
 
 __all__ = ["SCHEMA", "SCHEMA_VERSION", "CollectionSpec", "IndexSpec", "Schema"]

@@ -11,6 +11,7 @@ from pymongo.asynchronous.client_session import AsyncClientSession
 from pymongo.asynchronous.database import AsyncDatabase
 
 from sagas_store.blocked import BlockedRuns
+from sagas_store.claims import Claims
 from sagas_store.clock import Monotonic, ServerClock, monotonic
 from sagas_store.commit import Batching
 from sagas_store.drivers import Document, Driver
@@ -75,6 +76,7 @@ class MongoStore:
         self._patience = Patience(patience, reply, at_once=turns or self._driver.operations_max)
         runs = self._driver.collection(prefix + RUNS_SPEC_NAME)
         self.runs = Runs(runs, self._patience, batching)
+        self.claims = Claims(runs, self._patience)
         self.journal = Journal(self._driver.collection(prefix + JOURNAL_SPEC_NAME), self._patience, batching)
         self.keys = Keys(self._driver, self._driver.collection(prefix + KEYS_SPEC_NAME), self._patience)
         self.schema = Schema(self._driver, prefix, self._patience)

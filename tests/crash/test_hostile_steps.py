@@ -437,7 +437,7 @@ async def test_an_entry_of_an_unknown_kind_holds_its_own_run_and_no_other(store:
     neighbour = Neighbour().saga
     async with Client(store) as client:
         runs = await client.start_many(neighbour, [Start(Parcel()) for _ in range(3)])
-        await store.runs.claim_due([("neighbour", 1)], token="a" * 32, worker="dead", lease=timedelta(1), limit=3)
+        await store.claims.take([("neighbour", 1)], token="a" * 32, worker="dead", lease=timedelta(1), limit=3)
         await (
             database["sagas.journal"]
             .with_options()

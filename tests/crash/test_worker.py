@@ -138,7 +138,7 @@ async def test_a_lost_lease_breaks_off_the_step_and_nothing_more_is_written(stor
         # Another worker finds the lease over.
         other = MongoStore(database)
         await lapse(database, run.run_id)
-        (claimed,) = await other.runs.claim_due([("waits", 1)], token="b" * 32, worker="other", lease=LONG, limit=1)
+        (claimed,) = await other.claims.take([("waits", 1)], token="b" * 32, worker="other", lease=LONG, limit=1)
         await asyncio.wait_for(gate.broken_off.wait(), 20)
         await eventually(lambda: _is_idle(worker), what="the worker lets go of the run")
     assert await run_of(store, run.run_id) == claimed
@@ -383,7 +383,7 @@ async def test_a_run_started_while_the_change_stream_was_being_opened_is_not_lef
     """The worker has looked and found nothing, and does not hear yet: what comes in between must be looked for."""
     gate, looked, go_on = Gate(), asyncio.Event(), asyncio.Event()
     saga = waits("waits", gate)
-    on_due, next_due_at = store.hints.on_due, store.runs.next_due_at
+    on_due, next_due_at = store.hints.on_due, store.claims.next_due_at
 
     async def late_on_due(sagas: Any, notice: Callable[[], None], **more: Any) -> None:
         await go_on.wait()
@@ -395,7 +395,7 @@ async def test_a_run_started_while_the_change_stream_was_being_opened_is_not_lef
         return found
 
     monkeypatch.setattr(store.hints, "on_due", late_on_due)
-    monkeypatch.setattr(store.runs, "next_due_at", next_due_at_with_sign)
+    monkeypatch.setattr(store.claims, "next_due_at", next_due_at_with_sign)
     async with Client(store) as client, working(store, saga, poll=timedelta(seconds=600)):
         await asyncio.wait_for(looked.wait(), 20)
         await client.start(saga, Order())
@@ -461,15 +461,15 @@ async def test_a_drain_begins_at_once_though_the_worker_waits_for_an_answer_to_i
     """The database may be away, and the claim be repeated for half a minute: that is not the drain's time."""
     gate, reached = Gate(), asyncio.Event()
     saga = waits("waits", gate, then=reached.set)
-    claim_due, asking, answered = store.runs.claim_due, asyncio.Event(), asyncio.Event()
+    take, asking, answered = store.claims.take, asyncio.Event(), asyncio.Event()
 
     async def slow_claim(*arguments: Any, **more: Any) -> list[RunRecord]:
         if gate.entered.is_set():
             asking.set()
             await answered.wait()
-        return await claim_due(*arguments, **more)
+        return await take(*arguments, **more)
 
-    monkeypatch.setattr(store.runs, "claim_due", slow_claim)
+    monkeypatch.setattr(store.claims, "take", slow_claim)
     async with Client(store) as client, working(store, saga) as (worker, task):
         run = await client.start(saga, Order())
         await gate.entered.wait()
@@ -631,12 +631,12 @@ async def test_who_cancels_the_worker_while_it_claims_gets_those_runs_back_too(
     async with Client(store) as client:
         run = await client.start(saga, Order())
         # A second attempt, so that there is a journal to read.
-        await store.runs.claim_due([("waits", 1)], token="a" * 32, worker="dead", lease=LONG, limit=1)
+        await store.claims.take([("waits", 1)], token="a" * 32, worker="dead", lease=LONG, limit=1)
         await lapse(database, run.run_id)
         if where == "reading the journals":
             monkeypatch.setattr(store.journal, "load_many", stopped(store.journal.load_many))
         else:
-            monkeypatch.setattr(store.runs, "claim_due", stopped(store.runs.claim_due))
+            monkeypatch.setattr(store.claims, "take", stopped(store.claims.take))
         async with working(store, saga) as (_, task):
             await asyncio.wait_for(claiming.wait(), 20)
             task.cancel()

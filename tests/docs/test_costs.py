@@ -134,17 +134,17 @@ async def test_a_claim_is_three_round_trips_whatever_its_size_and_an_idle_poll_t
         await client.start_many(SAGA, [Start(Order()) for _ in range(60)])
     async with counted(database, mongo_uri) as sent:
         # More is due than fits, so it is asked whose turn it is.
-        runs = await sent.store.runs.claim_due(DEFINITIONS, token="t", worker="w", lease=LEASE, limit=20)
+        runs = await sent.store.claims.take(DEFINITIONS, token="t", worker="w", lease=LEASE, limit=20)
         assert [name for name, _ in sent.commands.sent] == ["find", "find", "update", "find"]
         assert row("a claim of less than is due") == (1, 3)
     async with counted(database, mongo_uri) as sent:
-        runs = await sent.store.runs.claim_due(DEFINITIONS, token="u", worker="w", lease=LEASE, limit=64)
+        runs = await sent.store.claims.take(DEFINITIONS, token="u", worker="w", lease=LEASE, limit=64)
         assert len(runs) == 40
         assert [name for name, _ in sent.commands.sent] == ["find", "update", "find"]
         assert row("a claim, of any number of runs") == (1, 2)
         sent.commands.sent.clear()
-        assert not await sent.store.runs.claim_due(DEFINITIONS, token="v", worker="w", lease=LEASE, limit=24)
-        await sent.store.runs.next_due_at(DEFINITIONS)
+        assert not await sent.store.claims.take(DEFINITIONS, token="v", worker="w", lease=LEASE, limit=24)
+        await sent.store.claims.next_due_at(DEFINITIONS)
         assert [name for name, _ in sent.commands.sent] == ["find", "find"]
         assert row("an idle poll") == (0, 2)
         sent.commands.sent.clear()
@@ -180,7 +180,7 @@ async def test_a_takeover_reads_all_journals_of_its_batch_in_one_query(
 ) -> None:
     async with Client(store) as client:
         await client.start_many(SAGA, [Start(Order()) for _ in range(10)])
-    await store.runs.claim_due(DEFINITIONS, token="lost", worker="w", lease=LEASE, limit=10)
+    await store.claims.take(DEFINITIONS, token="lost", worker="w", lease=LEASE, limit=10)
     await lapse(database)
     async with counted(database, mongo_uri) as sent:
         async with working(sent.store, SAGA, poll=timedelta(seconds=600)):
@@ -206,7 +206,7 @@ async def test_updates_of_many_cost_no_retryable_write(store: MongoStore, databa
     async with counted(database, mongo_uri) as sent:
         async with Client(store) as client:
             await client.start_many(SAGA, [Start(Order()) for _ in range(3)])
-        runs = await sent.store.runs.claim_due(DEFINITIONS, token="t", worker="w", lease=LEASE, limit=3)
+        runs = await sent.store.claims.take(DEFINITIONS, token="t", worker="w", lease=LEASE, limit=3)
         await asyncio.gather(*(sent.store.runs.settle(run, State.COMPLETED) for run in runs))
         settling = sent.commands.of("update")[-1]
         assert settling["updates"][0]["multi"] is True

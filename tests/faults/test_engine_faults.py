@@ -24,6 +24,7 @@ from pymongo import AsyncMongoClient
 import sagas.worker
 from sagas import Client, Start, State, Worker, WorkerOptions
 from sagas_store import MongoStore
+from sagas_store.claims import Claims
 from sagas_store.clock import ServerClock
 from sagas_store.embedded import EmbeddedMongo
 from sagas_store.errors import StoreUnavailable
@@ -77,9 +78,9 @@ class Question:
 
 
 QUESTIONS: Final = [
-    Question("forward", "claim_due", "find due runs", "find"),
-    Question("forward", "claim_due", "claim", "update"),
-    Question("forward", "claim_due", "read claimed runs", "find"),
+    Question("forward", "take", "find due runs", "find"),
+    Question("forward", "take", "claim", "update"),
+    Question("forward", "take", "read claimed runs", "find"),
     Question("forward", "next_due_at", "find next due run", "find"),
     Question("forward", "append", "append", "insert", what="a step's success"),
     Question("forward", "append", "append", "insert", nth=2, what="the pivot's success"),
@@ -293,6 +294,9 @@ async def stricken_store(uri: str, healthy: Any, combination: Combination) -> As
             store = MongoStore(healthy)
             victim = MongoStore(client[healthy.name])
             method = combination.question.method
+            store.claims = Routed(  # type: ignore[assignment]
+                store.claims, Claims(victim.claims._collection, fault), method
+            )
             store.runs = Routed(store.runs, Runs(victim.runs._collection, fault), method)  # type: ignore[assignment]
             store.journal = Routed(  # type: ignore[assignment]
                 store.journal, Journal(victim.journal._collection, fault), method

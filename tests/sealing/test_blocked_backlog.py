@@ -22,13 +22,13 @@ class Rounds:
         self.claimed: list[set[str]] = []
         """Ids of runs, by round."""
         self.tenants: list[set[str | None]] = []
-        self._claim_due = shop.store.runs.claim_due
-        shop.store.runs.claim_due = self._claim  # type: ignore[method-assign]
+        self._take = shop.store.claims.take
+        shop.store.claims.take = self._claim  # type: ignore[method-assign]
 
     async def _claim(self, *definitions: Any, **options: Any) -> Any:
         self.claimed.append(set())
         self.tenants.append(set())
-        runs = await self._claim_due(*definitions, **options)
+        runs = await self._take(*definitions, **options)
         self.claimed[-1] = {run.run_id for run in runs}
         self.tenants[-1] = {run.tenant for run in runs}
         return runs

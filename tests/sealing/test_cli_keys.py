@@ -80,7 +80,7 @@ class Cli:
 
         async def blocked(store: MongoStore) -> None:
             await store.ready()
-            claimed = await store.runs.claim_due(
+            claimed = await store.claims.take(
                 [("fulfil", 1)], token="t", worker="w", lease=timedelta(minutes=5), limit=quarantined + waiting
             )
             assert len(claimed) == quarantined + waiting
@@ -291,7 +291,7 @@ def test_what_a_rewrap_leaves_over_is_named(cli: Cli) -> None:
 
     async def claimed(store: MongoStore) -> None:
         await store.ready()
-        await store.runs.claim_due([("fulfil", 1)], token="t", worker="w", lease=timedelta(minutes=5), limit=1)
+        await store.claims.take([("fulfil", 1)], token="t", worker="w", lease=timedelta(minutes=5), limit=1)
 
     cli.do(claimed)
     cli("keys", "rotate", "--tenant", "vinet")

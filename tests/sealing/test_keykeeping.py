@@ -269,7 +269,7 @@ Meanwhile = Callable[[Deployment, Run[Order], Deployment], Awaitable[Any]]
 
 async def claim_and_block(shop: Deployment, run: Run[Order], late: Deployment) -> None:
     """A claim that cannot open the run leaves its state and its count as they were."""
-    (claimed,) = await shop.store.runs.claim_due(
+    (claimed,) = await shop.store.claims.take(
         [("fulfil", 1)], token="blocked", worker="w", lease=timedelta(minutes=5), limit=1
     )
     blocked = Blocked(count=0, since=shop.store.clock.now(), failure="KeyUnavailable", why="away")
@@ -277,7 +277,7 @@ async def claim_and_block(shop: Deployment, run: Run[Order], late: Deployment) -
 
 
 async def claim_and_hand_back(shop: Deployment, run: Run[Order], late: Deployment) -> None:
-    (claimed,) = await shop.store.runs.claim_due(
+    (claimed,) = await shop.store.claims.take(
         [("fulfil", 1)], token="parked", worker="w", lease=timedelta(minutes=5), limit=1
     )
     await shop.store.runs.park(claimed, wait=timedelta(0))
@@ -332,7 +332,7 @@ async def test_a_claim_meanwhile_keeps_the_key(
     keep = shop.store.resealing.keep_keys
 
     async def interrupted(run_as_read: RunRecord, keys: Sequence[str], *, last_seq: int) -> bool:
-        await shop.store.runs.claim_due([("fulfil", 1)], token="t", worker="w", lease=DELAY, limit=1)
+        await shop.store.claims.take([("fulfil", 1)], token="t", worker="w", lease=DELAY, limit=1)
         return await keep(run_as_read, keys, last_seq=last_seq)
 
     monkeypatch.setattr(shop.store.resealing, "keep_keys", interrupted)
@@ -365,7 +365,7 @@ async def test_a_frozen_attempt_that_nobody_has_fenced_off_keeps_its_key(shop: D
     run = await shop.client.start(fulfil, Order(), tenant="vinet")
 
     async def claimed(token: str) -> RunRecord:
-        (one,) = await shop.store.runs.claim_due([("fulfil", 1)], token=token, worker="w", lease=DELAY, limit=1)
+        (one,) = await shop.store.claims.take([("fulfil", 1)], token=token, worker="w", lease=DELAY, limit=1)
         return one
 
     await claimed("frozen")

@@ -30,7 +30,7 @@ LEASE_MS = 5 * 60 * 1000
 
 async def crash(shop: Deployment) -> int:
     """A worker claims whatever is due, and dies at once: its leases lapse. How many runs it had."""
-    claimed = await shop.store.runs.claim_due(
+    claimed = await shop.store.claims.take(
         [("parcels", 1)], token=new_token(), worker="dies", lease=timedelta(hours=1), limit=1000
     )
     await shop.database["sagas.runs"].update_many({"state": "running"}, [{"$set": {"due_at": "$$NOW"}}])
@@ -97,7 +97,7 @@ async def test_requeued_runs_go_in_the_order_in_which_they_were_started(shop: De
     await shop.database["sagas.runs"].update_many({}, [{"$set": held}, {"$unset": ["due_at"]}])
     later = await shop.client.start(fulfil, Order(), tenant="vinet")
     assert len((await shop.operator.requeue_quarantined(tenant="vinet", **WHY)).done) == 6
-    claimed = await shop.store.runs.claim_due(
+    claimed = await shop.store.claims.take(
         [("fulfil", 1)], token=new_token(), worker="w", lease=timedelta(minutes=1), limit=10
     )
     assert [run.run_id for run in claimed] == [run.run_id for run in (*started, later)]
@@ -124,7 +124,7 @@ async def test_a_holder_that_was_fenced_off_blocks_nothing(shop: Deployment) -> 
     claims = []
     for name in ("slow", "quick"):
         await shop.database["sagas.runs"].update_one({"_id": run.run_id}, [{"$set": {"due_at": "$$NOW"}}])
-        claims += await shop.store.runs.claim_due(
+        claims += await shop.store.claims.take(
             [("fulfil", 1)], token=name, worker=name, lease=timedelta(hours=1), limit=1
         )
     before = await shop.database["sagas.runs"].find_one({"_id": run.run_id})

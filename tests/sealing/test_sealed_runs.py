@@ -184,7 +184,7 @@ async def test_a_lost_key_is_quarantined_at_last_and_the_run_goes_on_once_it_is_
 async def test_a_key_lost_midway_leaves_the_step_in_doubt_that_a_dead_worker_had_in_hand(shop: Deployment) -> None:
     run = await shop.client.start(fulfil, Order(), tenant="vinet")
     # A worker claims it and dies in the first step. The next one to claim it cannot read it; the one after that can.
-    (_,) = await shop.store.runs.claim_due(
+    (_,) = await shop.store.claims.take(
         [("fulfil", 1)], token="dead", worker="dead", lease=timedelta(milliseconds=20), limit=1
     )
     shop.lose("vinet", failure=KeyUnavailable)
@@ -340,7 +340,7 @@ async def test_tenants_with_due_runs_take_turns(shop: Deployment) -> None:
     claims = 0
     while (await shop.info(late)).state is not State.RUNNING:
         claims += 1
-        taken = await shop.store.runs.claim_due(
+        taken = await shop.store.claims.take(
             [("fulfil", 1)], token=f"t{claims}", worker="w", lease=timedelta(minutes=5), limit=8
         )
         assert len(taken) == 8
@@ -355,7 +355,7 @@ async def test_with_several_workers_no_tenant_waits_for_more_than_a_round_of_tur
     claimed: set[str] = set()
     for count in range(len(tenants) + len(late)):
         claims = (
-            store.runs.claim_due(
+            store.claims.take(
                 [("fulfil", 1)], token=f"{count} {number}", worker="w", lease=timedelta(minutes=5), limit=8
             )
             for number, store in enumerate(workers)

@@ -14,6 +14,7 @@ from pymongo.errors import AutoReconnect
 from pymongo.monitoring import CommandFailedEvent, CommandListener, CommandStartedEvent, CommandSucceededEvent
 
 from sagas_store import MongoStore
+from sagas_store.claims import Claims
 from sagas_store.clock import EPOCH
 from sagas_store.entries import Entry, Kind
 from sagas_store.faults import Patience, is_transient
@@ -89,7 +90,7 @@ async def claim(
     store: MongoStore, *, token: str = "token-1", limit: int = 1, lease: timedelta = LEASE
 ) -> list[RunRecord]:
     """Claim due runs of `SAGA`."""
-    return await store.runs.claim_due(DEFINITIONS, token=token, worker="worker-1", lease=lease, limit=limit)
+    return await store.claims.take(DEFINITIONS, token=token, worker="worker-1", lease=lease, limit=limit)
 
 
 async def started_and_claimed(store: MongoStore, *, token: str = "token-1", **changes: Any) -> RunRecord:
@@ -181,6 +182,10 @@ class ForgetfulNetwork(Patience):
     def runs(self, store: MongoStore) -> Runs:
         """The store's runs, reached over this network."""
         return Runs(store.runs._collection, self)
+
+    def claims(self, store: MongoStore) -> Claims:
+        """The store's claims, made over this network."""
+        return Claims(store.claims._collection, self)
 
     def journal(self, store: MongoStore) -> Journal:
         """The store's journal, reached over this network."""

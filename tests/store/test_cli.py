@@ -93,7 +93,7 @@ def at(mongo_uri: str) -> Iterator[list[str]]:
                 run = new_run(store, run_id=run_id, key=f"key-{number}", input=payload, created_at=created_at)
                 await store.runs.insert(run)
             held, completed = sorted(
-                await store.runs.claim_due(DEFINITIONS, token="token-1", worker="worker-1", lease=LEASE, limit=2),
+                await store.claims.take(DEFINITIONS, token="token-1", worker="worker-1", lease=LEASE, limit=2),
                 key=lambda run: run.run_id == "run-completed",
             )
             await store.journal.append(entry("run-completed", 1, payload=payload, next="step:charge"))

@@ -114,7 +114,7 @@ async def late(asking: Awaitable[Any]) -> None:
 
 
 async def settle(store: MongoStore) -> None:
-    (run,) = await store.runs.claim_due([("order", 1)], token="plan", worker="w", lease=LEASE, limit=1)
+    (run,) = await store.claims.take([("order", 1)], token="plan", worker="w", lease=LEASE, limit=1)
     await store.runs.settle(run, State.COMPLETED)
     await store.runs.settle(run, State.COMPLETED)  # the second finds its own work, by another command
     await store.runs._collection.update_one(
@@ -153,20 +153,20 @@ def oldest(tenant: str | None, *, after: bool = False) -> Callable[[MongoStore],
 
 
 CASES: Final = [
-    Case("find_due", lambda store: store.runs._due(DEFINITIONS, 50), 55),
-    Case("find_due", lambda store: store.runs._due(DEFINITIONS[:1], 50), 55, "of one saga"),
-    Case("find_due", lambda store: store.runs._due([("rare", 1), ("none", 1)], 50), 5, "of which little is due"),
-    Case("find_due", lambda store: store.runs._due([("order", 1)], 10_000), DUE + 5, "when few are due"),
+    Case("find_due", lambda store: store.claims._due(DEFINITIONS, 50), 55),
+    Case("find_due", lambda store: store.claims._due(DEFINITIONS[:1], 50), 55, "of one saga"),
+    Case("find_due", lambda store: store.claims._due([("rare", 1), ("none", 1)], 50), 5, "of which little is due"),
+    Case("find_due", lambda store: store.claims._due([("order", 1)], 10_000), DUE + 5, "when few are due"),
     Case(
         "find_due",
-        lambda store: store.runs._due(DEFINITIONS, 50, NOW.astimezone() - timedelta(seconds=99)),
+        lambda store: store.claims._due(DEFINITIONS, 50, NOW.astimezone() - timedelta(seconds=99)),
         55,
         "since",
     ),
-    Case("find_in_turn", lambda store: store.runs._in_turn(DEFINITIONS, 20, []), TURNS),
-    Case("find_in_turn", lambda store: store.runs._in_turn(DEFINITIONS, 20, ["tenant-aaa"]), TURNS, "but one"),
-    Case("next_due", lambda store: store.runs.next_due_at(DEFINITIONS), 5),
-    Case("claim", lambda store: store.runs._stamp(IDS, "never", "w", LEASE), 2 * len(IDS) + 5),
+    Case("find_in_turn", lambda store: store.claims._in_turn(DEFINITIONS, 20, []), TURNS),
+    Case("find_in_turn", lambda store: store.claims._in_turn(DEFINITIONS, 20, ["tenant-aaa"]), TURNS, "but one"),
+    Case("next_due", lambda store: store.claims.next_due_at(DEFINITIONS), 5),
+    Case("claim", lambda store: store.claims._stamp(IDS, "never", "w", LEASE), 2 * len(IDS) + 5),
     Case("renew", lambda store: store.runs.renew(dict.fromkeys(IDS, "none"), lease=LEASE), 2 * len(IDS) + 5),
     Case("settle", settle, 55),
     Case("get", lambda store: store.runs.get("delayed-77"), 2),

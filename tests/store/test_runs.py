@@ -13,6 +13,7 @@ import pytest
 from pymongo.errors import InvalidOperation, OperationFailure
 
 from sagas_store import MongoStore
+from sagas_store.claims import Claims
 from sagas_store.errors import FenceLost, IllegalTransition, RecordTooLarge, RunExists, StoreRefused, StoreUnavailable
 from sagas_store.runs import RunFilter, RunPosition, RunRecord, Runs
 from sagas_store.states import HELD, OPEN, SETTLED, TRANSITIONS, Phase, State, check_move
@@ -210,7 +211,7 @@ async def test_only_served_definitions_and_versions_are_claimed(store: MongoStor
         (State.PENDING, 0, newer.due_at),
         (State.PENDING, 0, other.due_at),
     }
-    both = await store.runs.claim_due(
+    both = await store.claims.take(
         [("order", 2), ("refund", 1)], token="token-2", worker="worker-2", lease=LEASE, limit=10
     )
     assert {run.run_id for run in both} == {newer.run_id, other.run_id}
@@ -256,7 +257,7 @@ async def test_twenty_claimers_share_five_hundred_runs_and_none_is_claimed_twice
         while sum(claimed.values()) < len(runs):
             turn += 1
             token = f"{name}:{turn}"
-            batch = await store.runs.claim_due(DEFINITIONS, token=token, worker=name, lease=LEASE, limit=7)
+            batch = await store.claims.take(DEFINITIONS, token=token, worker=name, lease=LEASE, limit=7)
             assert len(batch) <= 7
             assert all(run.claim is not None and run.claim.token == token for run in batch)
             claimed.update(run.run_id for run in batch)
@@ -270,10 +271,9 @@ async def test_twenty_claimers_share_five_hundred_runs_and_none_is_claimed_twice
 async def test_who_loses_all_candidates_to_another_looks_for_further_ones(store: MongoStore) -> None:
     runs = [new_run(store, due_in=-timedelta(seconds=60 - number)) for number in range(4)]
     await store.runs.insert_many(runs)
-    thief = store.runs
-    due = thief._due
+    due = store.claims._due
 
-    class Slow(Runs):
+    class Slow(Claims):
         async def _due(self, definitions: Any, limit: int, since: datetime | None = None) -> list[dict[str, Any]]:
             found = await due(definitions, limit, since)
             if runs[0].run_id in {
@@ -282,8 +282,8 @@ async def test_who_loses_all_candidates_to_another_looks_for_further_ones(store:
                 await claim(store, token="thief", limit=2)
             return found
 
-    late = Slow(store.runs._collection, store.runs._patience)
-    claimed = await late.claim_due(DEFINITIONS, token="late", worker="late", lease=LEASE, limit=2)
+    late = Slow(store.claims._collection, store.claims._patience)
+    claimed = await late.take(DEFINITIONS, token="late", worker="late", lease=LEASE, limit=2)
     assert [run.run_id for run in claimed] == [runs[2].run_id, runs[3].run_id]
 
 
@@ -292,7 +292,7 @@ async def test_a_claim_survives_the_loss_of_any_of_its_replies(store: MongoStore
     runs = [new_run(store) for _ in range(3)]
     await store.runs.insert_many(runs)
     forgetful = ForgetfulNetwork(lost)
-    claimed = await forgetful.runs(store).claim_due(DEFINITIONS, token="t", worker="w", lease=LEASE, limit=3)
+    claimed = await forgetful.claims(store).take(DEFINITIONS, token="t", worker="w", lease=LEASE, limit=3)
     assert {run.run_id for run in claimed} == {run.run_id for run in runs}
     assert {run.attempts for run in claimed} == {1}, "stamping again did not count a second attempt"
     assert not forgetful.to_lose
@@ -305,11 +305,11 @@ async def test_a_busy_workers_next_look_goes_on_where_the_last_one_ended(
     await store.runs.insert_many(runs)
     commands = Commands()
     async with client_of(driver, mongo_uri, event_listeners=[commands]) as client:
-        watched = MongoStore(client[database.name]).runs
+        watched = MongoStore(client[database.name]).claims
         for number in range(3):
-            batch = await watched.claim_due(DEFINITIONS, token=f"t{number}", worker="w", lease=LEASE, limit=2)
+            batch = await watched.take(DEFINITIONS, token=f"t{number}", worker="w", lease=LEASE, limit=2)
             assert [run.run_id for run in batch] == [run.run_id for run in runs[2 * number : 2 * number + 2]]
-        assert await watched.claim_due(DEFINITIONS, token="t", worker="w", lease=LEASE, limit=2) == []
+        assert await watched.take(DEFINITIONS, token="t", worker="w", lease=LEASE, limit=2) == []
     by_age = [find for find in commands.of("find") if list(find.get("sort", ())) == ["due_at"]]
     looks = [find["filter"]["$or"][0]["due_at"] for find in by_age]
     assert looks == [
@@ -377,10 +377,10 @@ async def test_what_was_found_and_could_not_be_stamped_is_found_again(store: Mon
     runs = [new_run(store, due_in=-timedelta(seconds=60 - number)) for number in range(6)]
     await store.runs.insert_many(runs)
     await claim(store, token="token-0", limit=2)
-    stamp, store.runs._stamp = store.runs._stamp, away  # type: ignore[method-assign, assignment]
+    stamp, store.claims._stamp = store.claims._stamp, away  # type: ignore[method-assign, assignment]
     with pytest.raises(StoreUnavailable):
         await claim(store, token="token-1", limit=2)
-    store.runs._stamp = stamp  # type: ignore[method-assign]
+    store.claims._stamp = stamp  # type: ignore[method-assign]
     assert [run.run_id for run in await claim(store, token="token-2", limit=2)] == [runs[2].run_id, runs[3].run_id]
 
 
@@ -412,18 +412,18 @@ async def test_nothing_is_ever_due_where_all_is_held_settled_or_anothers(store: 
     await store.runs.settle(await started_and_claimed(store), State.COMPLETED)
     await store.runs.hold(await started_and_claimed(store), State.BROKEN, "unfit")
     await store.runs.insert(new_run(store, saga="refund"))
-    assert await store.runs.next_due_at(DEFINITIONS) is None
+    assert await store.claims.next_due_at(DEFINITIONS) is None
 
 
 async def test_the_next_due_run_may_be_delayed_leased_or_long_due(store: MongoStore) -> None:
     delayed = new_run(store, due_in=HOUR)
     await store.runs.insert(delayed)
-    assert await store.runs.next_due_at(DEFINITIONS) == delayed.due_at
+    assert await store.claims.next_due_at(DEFINITIONS) == delayed.due_at
     leased = await started_and_claimed(store)
-    assert await store.runs.next_due_at(DEFINITIONS) == leased.due_at
+    assert await store.claims.next_due_at(DEFINITIONS) == leased.due_at
     overdue = new_run(store, due_in=-HOUR)
     await store.runs.insert(overdue)
-    assert await store.runs.next_due_at([*DEFINITIONS, ("refund", 1)]) == overdue.due_at
+    assert await store.claims.next_due_at([*DEFINITIONS, ("refund", 1)]) == overdue.due_at
 
 
 # --- renewing ---------------------------------------------------------------------------------------------------------

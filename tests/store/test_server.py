@@ -239,9 +239,9 @@ async def everything(store: MongoStore) -> None:
     run = new_run(store)
     await store.runs.insert(run)
     await store.runs.insert_many([new_run(store), new_run(store), run])
-    claimed = await store.runs.claim_due(DEFINITIONS, token="token-1", worker="w", lease=LEASE, limit=10)
+    claimed = await store.claims.take(DEFINITIONS, token="token-1", worker="w", lease=LEASE, limit=10)
     first, second, third = claimed
-    await store.runs.next_due_at(DEFINITIONS)
+    await store.claims.next_due_at(DEFINITIONS)
     await store.runs.renew({"gone": "token-1"}, lease=LEASE)
     await store.runs.pass_gate(first)
     await store.runs.show_rolling_back(first)

@@ -37,7 +37,7 @@ class Claimer:
         while len(self.running) > self.held:
             await self.store.runs.settle(self.running.pop(0), State.COMPLETED)
         self.claims += 1
-        taken = await self.store.runs.claim_due(
+        taken = await self.store.claims.take(
             DEFINITIONS,
             token=f"claim {self.claims}",
             worker="w",
@@ -82,7 +82,7 @@ async def test_what_a_claim_has_taken_is_not_lost_when_its_search_for_more_fails
     store: MongoStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ids = await backlog(store, None, 8)
-    stamp, asked = store.runs._stamp, []
+    stamp, asked = store.claims._stamp, []
 
     async def loses_some_and_fails_later(run_ids: list[str], *arguments: Any) -> list[RunRecord]:
         asked.append(run_ids)
@@ -90,7 +90,7 @@ async def test_what_a_claim_has_taken_is_not_lost_when_its_search_for_more_fails
             raise StoreUnavailable("claim", "the test says so")
         return await stamp(run_ids[:5], *arguments)  # as if another worker had taken the others
 
-    monkeypatch.setattr(store.runs, "_stamp", loses_some_and_fails_later)
-    taken = await store.runs.claim_due(DEFINITIONS, token="t", worker="w", lease=LEASE, limit=8)
+    monkeypatch.setattr(store.claims, "_stamp", loses_some_and_fails_later)
+    taken = await store.claims.take(DEFINITIONS, token="t", worker="w", lease=LEASE, limit=8)
     assert len(asked) == 2
     assert len({run.run_id for run in taken} & set(ids)) == 5

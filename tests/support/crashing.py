@@ -307,7 +307,7 @@ class Process:
         """Claim a run that is due, drive it, and return the state it was left in; None when nothing was due."""
         token = new_token()
         asked_at = self.monotonic()
-        claimed = await self.store.runs.claim_due(
+        claimed = await self.store.claims.take(
             [(self.world.saga.name, self.world.saga.version)], token=token, worker=self.name, lease=LEASE, limit=1
         )
         if not claimed:
@@ -450,7 +450,7 @@ def _wired(process: Process, patience: timedelta) -> MongoStore:
     store.runs._collection = _Trips(process, "runs", store.runs._collection)  # type: ignore[assignment]
     store.journal._collection = _Trips(process, "journal", store.journal._collection)  # type: ignore[assignment]
     store.keys._collection = _Trips(process, "keys", store.keys._collection)  # type: ignore[assignment]
-    store.interventions._collection = store.runs._collection
+    store.claims._collection = store.interventions._collection = store.runs._collection
     store._ready = True  # the server is known; to ask it again is no part of the story
     store._driver = _Sessions(process, store._driver)  # type: ignore[assignment]
     return store
