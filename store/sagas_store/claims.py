@@ -176,7 +176,7 @@ class Claims:
         Both at once where the look before found more than there was room for: so will this one, probably.
         """
         # Where tenants have their limits, those that are due longest may not fit, and turns fill all the places.
-        turns = functools.partial(self._in_turn, definitions, limit if room.bounded else (limit + 1) // 2, room.full)
+        turns = functools.partial(self._in_turn, definitions, limit if room.bounded else self._share(limit), room.full)
         if since is not None:
             longest_due, in_turn = await asyncio.gather(self._due(definitions, limit, since), turns())
             return longest_due, in_turn
@@ -187,7 +187,7 @@ class Claims:
         """Which runs to claim. Where there is not room for all that is due, tenants take turns for half of it."""
         if len(longest_due) < limit:
             return room.fit(longest_due, limit)
-        share, self._odd = (limit + self._odd) // 2, (limit + self._odd) % 2
+        share, self._odd = self._share(limit), (limit + self._odd) % 2
         turns, more = in_turn[:share], in_turn[share:] if room.bounded else []
         chosen = room.fit([*turns, *longest_due, *more], limit)
         by_age = {found["_id"] for found in longest_due}
@@ -196,6 +196,10 @@ class Claims:
             if found["_id"] in taken:  # a turn that was not taken is still to come
                 self._turn = found.get("tenant", _NO_TENANT)
         return chosen
+
+    def _share(self, limit: int) -> int:
+        """How many of so many places are given in turn: half of them, over several claims."""
+        return (limit + self._odd) // 2
 
     async def _in_turn(
         self, definitions: Sequence[tuple[str, int]], limit: int, passed_over: Sequence[str]
@@ -217,6 +221,8 @@ class Claims:
 
             return self._patience.call("find tenants' due runs", ask)
 
+        if limit == 0:  # the server takes it for no limit
+            return []
         if self._turn is None:
             return await find(None, limit)
         found = await find(self._turn, limit)
