@@ -50,6 +50,7 @@ from sagas_store.drivers import Driver
 from sagas_store.entries import Entry
 from sagas_store.runs import NewRun, RunRecord
 from sagas_store.states import OPEN, State
+from tests.support.changing import replace
 from tests.support.oracle import Call, check
 
 __all__ = [
@@ -439,6 +440,9 @@ class _Sessions:
             yield session
 
 
+_AT_ONCE: Final = timedelta(seconds=1)
+
+
 def _wired(process: Process, patience: timedelta) -> MongoStore:
     """A store of the process's own."""
     world = process.world
@@ -553,7 +557,7 @@ class World:
 
     async def check(self, *, at_rest: bool = True, suspended: bool = False, ends: bool = True) -> RunRecord:
         """Ask the oracle; then that the run ended as its shape says, with the context that its steps made."""
-        run, journal = await self.run(), await self.journal()
+        run, journal = await self._in_order(await self.run()), await self.journal()
         written = {effect["call"] async for effect in self.server.effects.find({"run": self.name})}
         for call in self.ledger:
             call.applied = call.applied or call.order in written
@@ -566,6 +570,22 @@ class World:
             context = load_context(Order, opener.open(Slot.CONTEXT, seq, stored), "the result")
             assert context.trail == tuple(part.name for part in self.shape.parts), context
         return run
+
+    async def _in_order(self, run: RunRecord) -> RunRecord:
+        """With a hold that came before the stop dated so.
+
+        A write reads the clock before it gets its turn, so the times of two that were under way at once may be the
+        wrong way round. The oplog has them in their order.
+        """
+        stop, held = run.stop, run.held
+        if stop is None or held is None or not timedelta(0) < held.since - stop.asked_at < _AT_ONCE:
+            return run
+        runs = self.server.runs
+        oplog = runs.database.client.local["oplog.rs"]
+        writes = oplog.find({"ns": runs.full_name, "o2._id": self.name}, sort=[("$natural", 1)])
+        fields = [one["o"].get("diff", {}).get("i", {}).keys() async for one in writes]
+        order = [name for names in fields for name in ("held", "stop") if name in names]
+        return replace(run, held=replace(held, since=stop.asked_at)) if order == ["held", "stop"] else run
 
     # ---------------------------------------------------------------- the saga and its participants
 
