@@ -1,4 +1,4 @@
-"""What callers choose runs by, checked before it reaches the database: ids, states, sagas, keys, times, numbers.
+"""What callers give, checked before it reaches the database: ids, states, sagas, contexts, keys, times, numbers.
 
 A filter's value that is not what it should be is never harmless: a text where several are wanted is read letter by
 letter, an object becomes a question to the server of its own, a time without a zone means another one there. So each is
@@ -10,11 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import Any, Final, TypeVar
+
+from pydantic import BaseModel
 
 from sagas.definition import Saga
 from sagas.errors import InvalidInput, RunNotFound
+from sagas.payload import NotJournalable, dump_context
 from sagas.tenancy import Reach
+from sagas.texts import check_utf8
 from sagas_store import MongoStore
 from sagas_store.runs import RunFilter, RunRecord
 from sagas_store.states import State
@@ -22,6 +26,7 @@ from sagas_store.states import State
 __all__ = [
     "StatesGiven",
     "check_aware",
+    "check_context",
     "check_limit",
     "check_run_id",
     "check_saga",
@@ -31,6 +36,8 @@ __all__ = [
     "choose_states",
     "read_run",
 ]
+
+C = TypeVar("C", bound=BaseModel)
 
 _TEXT_MAX: Final = 512
 
@@ -118,15 +125,19 @@ def check_saga(saga: object) -> Saga[Any]:
     return saga
 
 
+def check_context(saga: Saga[C], context: object) -> tuple[bytes, C]:
+    """The bytes to store of a context, and the context as read back from them. Raises InvalidInput."""
+    try:
+        return dump_context(saga.context, context)
+    except NotJournalable as error:
+        raise InvalidInput("context", str(error).replace("it returned", "is")) from None
+
+
 def check_text(field: str, value: object) -> str:
     """A text that can be searched for. Raises InvalidInput."""
     if not isinstance(value, str) or len(value) > _TEXT_MAX:
         raise InvalidInput(field, f"must be a text of at most {_TEXT_MAX} characters, not {_kind(value)}")
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        raise InvalidInput(field, "must be a text that UTF-8 can write: no lone surrogates") from None
-    return value
+    return check_utf8(field, value)
 
 
 def check_aware(field: str, at: object) -> datetime:

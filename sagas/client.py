@@ -17,6 +17,7 @@ from pydantic import BaseModel
 from sagas.choosing import (
     StatesGiven,
     check_aware,
+    check_context,
     check_limit,
     check_run_id,
     check_saga,
@@ -46,10 +47,11 @@ from sagas.identity import run_id_of
 from sagas.keyring import WORDS_PATIENCE_S, ClaimRound, Keyring, keys_of, opened_text
 from sagas.limits import Limits
 from sagas.log import get_logger
-from sagas.payload import NotJournalable, dump_context, dump_text, load_context, load_error, load_text
+from sagas.payload import dump_text, load_context, load_error, load_text
 from sagas.sealing import Slot, place_of_payload, place_of_reason
 from sagas.stopping import StopAnswer, StopOutcome, StopPreview, answer, check_words, preview
 from sagas.tenancy import Reach, store_of
+from sagas.texts import check_utf8
 from sagas_store import MongoStore
 from sagas_store.entries import Cause, Entry, Kind
 from sagas_store.errors import RunExists, StoreError
@@ -310,10 +312,7 @@ class Client:
                 "payloads in this database are sealed, and without its keyring this one would lie in the clear; give "
                 "it to the store: MongoStore(database, keyring=...)",
             )
-        try:
-            payload, read_back = dump_context(saga.context, start.context)
-        except NotJournalable as error:
-            raise InvalidInput("context", str(error).replace("it returned", "is")) from None
+        payload, read_back = check_context(saga, start.context)
         tenant = self._reach.choose(start.tenant)
         now = self._store.clock.now()
         due_at = _due(now, start.due_at, start.delay)
@@ -749,10 +748,7 @@ def _seen(future: asyncio.Future[None]) -> None:
 def _check_key(key: object) -> None:
     if not (isinstance(key, str) and 0 < len(key) <= _KEY_MAX):
         raise InvalidInput("key", f"must be a text of 1 to {_KEY_MAX} characters")
-    try:
-        key.encode()
-    except UnicodeEncodeError:
-        raise InvalidInput("key", "must be a text that UTF-8 can write: no lone surrogates") from None
+    check_utf8("key", key)
 
 
 def _after(field: str, now: datetime, wait: object) -> datetime:

@@ -18,6 +18,7 @@ from pydantic import BaseModel
 
 from sagas.choosing import (
     StatesGiven,
+    check_context,
     check_limit,
     check_saga,
     check_several,
@@ -32,7 +33,7 @@ from sagas.identity import restart_id_of
 from sagas.keykeeping import KeyKeeper
 from sagas.keyring import ClaimRound, keys_of, sealer_of
 from sagas.limits import Limits
-from sagas.payload import NotJournalable, dump_context, dump_text
+from sagas.payload import dump_text
 from sagas.sealing import SEALED_OVERHEAD_BYTES, Slot, place_of_newest_context, place_of_payload, place_of_reason
 from sagas.stopping import check_words
 from sagas.tenancy import Reach, store_of
@@ -127,10 +128,7 @@ class Operator:
         await self._move_on(run, Kind.VERDICT, by, reason, step=pivot, payload=payload)
 
     def _checked(self, saga: Saga[C], context: C) -> bytes:
-        try:
-            payload, _ = dump_context(saga.context, context)
-        except NotJournalable as error:
-            raise InvalidInput("context", str(error).replace("it returned", "is")) from None
+        payload, _ = check_context(saga, context)
         if len(payload) + SEALED_OVERHEAD_BYTES > self._limits.context_bytes_max:
             raise PayloadTooLarge("the context", len(payload) + SEALED_OVERHEAD_BYTES, self._limits.context_bytes_max)
         return payload

@@ -14,6 +14,7 @@ from typing import Final
 from sagas.decide import Progress
 from sagas.definition import Fate, StepKind
 from sagas.errors import InvalidInput, JournalMisfit
+from sagas.texts import check_utf8
 from sagas_store.entries import Cause, Entry
 from sagas_store.runs import RunRecord
 from sagas_store.states import HELD, SETTLED, Decision, Phase, State
@@ -203,10 +204,7 @@ def check_words(by: object, reason: object) -> None:
             raise InvalidInput(name, "must be a text that says " + ("who asks" if name == "by" else "why"))
         if len(value) > limit:
             raise InvalidInput(name, f"must not be longer than {limit} characters")
-        try:
-            value.encode()
-        except UnicodeError:
-            raise InvalidInput(name, "must be valid Unicode") from None
+        check_utf8(name, value)
 
 
 def _time(at: datetime | None) -> str:

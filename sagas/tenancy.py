@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from sagas.errors import InvalidInput
+from sagas.texts import check_utf8
 from sagas_store import MongoStore
 from sagas_store.runs import RunRecord
 from sagas_store.tenants import TenantDatabases
@@ -52,7 +53,4 @@ def check_tenant(tenant: object) -> None:
         return
     if not isinstance(tenant, str) or not 0 < len(tenant) <= _TENANT_MAX:
         raise InvalidInput("tenant", f"must be a text of 1 to {_TENANT_MAX} characters, or None")
-    try:
-        tenant.encode()
-    except UnicodeEncodeError:
-        raise InvalidInput("tenant", "must be a text that UTF-8 can write: no lone surrogates") from None
+    check_utf8("tenant", tenant)
