@@ -443,7 +443,7 @@ async def _stop_many(options: argparse.Namespace) -> int:
     if options.json:
         print(_json(result))
     else:
-        print(f"{result.count} runs" + (", nothing done (dry run)" if result.dry_run else ""))
+        print(_several(result.count, "run") + (", nothing done (dry run)" if result.dry_run else ""))
         for outcome, ids in sorted(result.answers.items()):
             print(f"{outcome:<15} {len(ids)}")
         for run_id, why in result.failed.items():
@@ -485,7 +485,7 @@ def _print_bulk(result: BulkResult, *, as_json: bool) -> int:
     if as_json:
         print(_json(result))
     else:
-        print(f"{len(result.done)} runs" + (", nothing done (dry run)" if result.dry_run else ""))
+        print(_several(len(result.done), "run") + (", nothing done (dry run)" if result.dry_run else ""))
         for run_id, why in result.refused.items():
             print(f"refused {run_id}: {why}")
     return REFUSED if result.refused else DONE
@@ -572,14 +572,16 @@ async def _keys_made(options: argparse.Namespace) -> int:
 
 async def _keys_rewrap(options: argparse.Namespace) -> int:
     def progress(now: Rewrap) -> None:
-        print(f"{now.seen} of {now.total} runs, {now.payloads} payloads, {len(now.left)} left over", file=sys.stderr)
+        seen = f"{now.seen} of {_several(now.total, 'run')}"
+        print(f"{seen}, {_several(now.payloads, 'payload')}, {len(now.left)} left over", file=sys.stderr)
 
     async with _store(options, patience=_REWRAPPING) as store:
         done = await Operator(store).keys.rewrap(options.tenant, progress=progress)
     if options.json:
         print(_json({**asdict(done), "complete": done.complete}))
     else:
-        print(f"{done.done} runs need key {done.key_id} alone; {done.payloads} payloads were sealed anew")
+        sealed_anew = _several(done.payloads, "payload")
+        print(f"on key {done.key_id} alone: {_several(done.done, 'run')}; sealed anew: {sealed_anew}")
         for key_id, why in done.lost.items():
             print(f"key {key_id} cannot be had: {why}")
         for run_id, why in done.left.items():
@@ -648,7 +650,7 @@ async def _keys_destroy(options: argparse.Namespace) -> int:
 # ---------------------------------------------------------------------------------------------- printing
 
 _RUN_COLUMNS: Final = ("run", "saga", "tenant", "key", "state", "phase", "attempts", "created", "reason")
-_ENTRY_COLUMNS: Final = ("seq", "at", "kind", "step", "try", "attempt", "next", "error")
+_ENTRY_COLUMNS: Final = ("seq", "at", "kind", "step", "try", "attempt", "next", "note")
 
 
 _HELD_COLUMNS: Final = ("state", "tenant", "key", "failure", "count", "since")
@@ -684,10 +686,15 @@ def _run_row(run: RunInfo) -> tuple[Any, ...]:
 
 
 def _entry_row(line: JournalLine) -> tuple[Any, ...]:
-    error = (line.error.type if line.error else "") + (" (in doubt)" if line.in_doubt else "")
+    notes = [
+        line.error.type if line.error else "",
+        "(in doubt)" if line.in_doubt else "",
+        f"by {line.by}" + (f": {line.reason}" if line.reason is not None else "") if line.by is not None else "",
+        f"({line.unopened})" if line.unopened is not None else "",
+    ]
     return (
         line.seq, f"{line.at:%H:%M:%S.%f}"[:-3], line.kind, line.step or "", line.try_number or "", line.attempt,
-        line.next or "", error,
+        line.next or "", " ".join(note for note in notes if note),
     )  # fmt: skip
 
 
@@ -702,6 +709,10 @@ def _table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
     return "\n".join(
         "  ".join(f"{value!s:<{width}}" for value, width in zip(line, widths, strict=True)).rstrip() for line in lines
     )
+
+
+def _several(count: int, what: str) -> str:
+    return f"{count} {what}" + ("" if count == 1 else "s")
 
 
 def _json(value: Any) -> str:

@@ -124,9 +124,12 @@ class UnsafeServer(StoreError):
 class SchemaMismatch(StoreError):
     """Collections, validators or indexes differ from what this version needs."""
 
-    def __init__(self, differences: Sequence[str]) -> None:
+    def __init__(self, differences: Sequence[str], database: str) -> None:
         listed = "; ".join(differences)
-        super().__init__(f"the database schema is not as needed: {listed}. Apply it: python -m sagas schema apply")
+        super().__init__(
+            f"the schema of database {database!r} is not as needed: {listed}. Apply it: await store.schema.apply(), or "
+            f"python -m sagas schema apply --database {database}"
+        )
         self.differences = tuple(differences)
 
 

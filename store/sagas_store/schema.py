@@ -289,7 +289,7 @@ class Schema:
     async def check(self) -> None:
         """Raise SchemaMismatch, naming every difference, unless the database is as this version needs it."""
         if differences := await self.plan():
-            raise SchemaMismatch(differences)
+            raise SchemaMismatch(differences, self._driver.database.name)
 
     async def apply(self) -> list[str]:
         """Bring the database to what this version needs and return what was done. Safe to repeat, and to race.

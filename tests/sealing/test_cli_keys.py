@@ -274,8 +274,8 @@ def test_a_key_lives_from_create_to_discard(cli: Cli) -> None:
     assert out.splitlines()[-1].split() == [run_id, "pending"]
     assert cli("keys", "discard", first, "--tenant", "vinet", "--confirm", first)[0] == 1
     code, out, err = cli("keys", "rewrap", "--tenant", "vinet")
-    assert (code, out) == (0, f"1 runs need key {second['key_id']} alone; 1 payloads were sealed anew\n")
-    assert err == "1 of 1 runs, 1 payloads, 0 left over\n"
+    assert (code, out) == (0, f"on key {second['key_id']} alone: 1 run; sealed anew: 1 payload\n")
+    assert err == "1 of 1 run, 1 payload, 0 left over\n"
     (usage,) = cli.lines("keys", "usage", first, "--tenant", "vinet", "--runs")
     assert (usage["discardable"], usage["open"], usage["runs"]) == (True, 0, [])
     assert cli("keys", "discard", first, "--tenant", "vinet", "--confirm", "vinet")[0] == 2

@@ -22,7 +22,7 @@ from pymongo import AsyncMongoClient, MongoClient
 
 from sagas import JournalLine, RunInfo
 from sagas.cli import build_parser, main
-from sagas.payload import dump_error
+from sagas.payload import dump_error, dump_text
 from sagas_store import MongoStore
 from sagas_store.embedded.node import free_ports
 from sagas_store.entries import Kind
@@ -100,6 +100,9 @@ def at(mongo_uri: str) -> Iterator[list[str]]:
             error = dump_error(ValueError(SECRET))
             failed = entry("run-completed", 2, kind=Kind.STEP_FAILED, step="charge", payload=error, in_doubt=True)
             await store.journal.append(failed)
+            words = dump_text("the bank was down")
+            resumed = entry("run-completed", 3, kind=Kind.RESUMED, step=None, payload=None, by="ops", reason=words)
+            await store.journal.append(resumed)
             await store.runs.settle(completed, State.COMPLETED)
             await store.runs.hold(held, State.IN_DOUBT, "whether charge happened is unknown")
             await store.runs.insert(new_run(store, run_id="run-pending", saga="refund", input=payload))
@@ -181,10 +184,11 @@ def test_a_run_is_shown_with_its_journal(say: Say, at: list[str]) -> None:
         "run-completed", "key-0", "completed", "worker-1",
     )  # fmt: skip
     assert "held_reason" not in shown, "what is not there is left out"
-    head, first, second = below.splitlines()
-    assert head.split() == ["seq", "at", "kind", "step", "try", "attempt", "next", "error"]
+    head, first, second, third = below.splitlines()
+    assert head.split() == ["seq", "at", "kind", "step", "try", "attempt", "next", "note"]
     assert first.split()[2:] == ["step_succeeded", "reserve", "1", "1", "step:charge"]
     assert second.endswith("ValueError (in doubt)")
+    assert third.endswith("by ops: the bank was down"), "who, and why, for what a person did"
     assert (said.code, said.err) == (0, "")
 
 
@@ -193,8 +197,8 @@ def test_a_run_is_shown_as_one_json_object(say: Say, at: list[str]) -> None:
     shown = json.loads(said.out)
     assert shown.keys() == {"run", "journal"}
     assert shown["run"].keys() == {field.name for field in fields(RunInfo)}
-    assert [line.keys() for line in shown["journal"]] == [{field.name for field in fields(JournalLine)}] * 2
-    assert [line["error"] for line in shown["journal"]] == [None, "ValueError"]
+    assert [line.keys() for line in shown["journal"]] == [{field.name for field in fields(JournalLine)}] * 3
+    assert [line["error"] for line in shown["journal"]] == [None, "ValueError", None]
     assert said.code == 0
 
 
