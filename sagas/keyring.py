@@ -179,11 +179,10 @@ class Keyring:
         Costs nothing but memory where the keys are at hand. Raises CannotOpen (KeyUnavailable, KeyDenied, KeyLost,
         Tampered), naming the key; StoreUnavailable when the database does not answer.
         """
+        # First what opens: where everything of a tenant is destroyed, the error then names the key that this run needs.
+        opening = [await self.get(tenant, key_id, claim_round=claim_round) for key_id in sorted(keys_needed(stored))]
         current = await self.current(tenant, claim_round=claim_round)
-        older = [
-            await self.get(tenant, key_id, claim_round=claim_round)
-            for key_id in sorted(keys_needed(stored) - {current.key_id})
-        ]
+        older = [key for key in opening if key.key_id != current.key_id]
         return RunSealer(tenant, run_id, current, older, random_bytes=self._random_bytes)
 
     async def opener(

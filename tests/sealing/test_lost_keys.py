@@ -217,6 +217,8 @@ async def test_what_a_destroyed_key_has_sealed_opens_nowhere_once_caches_are_ove
             await waiting.result(20)
     (group,) = await shop.operator.list_held(tenant="vinet")
     assert (group.state, group.count, group.failure) == (State.QUARANTINED, 1, "KeyLost")
+    (sealed_with,) = (await shop.store.runs.get_many([waiting.run_id]))[waiting.run_id].keys
+    assert group.key_id == sealed_with, "the key that this run needs, although its tenant has none at all any more"
     stopped = await shop.client.stop(waiting.run_id, **WHY)
     assert (stopped.outcome, stopped.reason) == (StopOutcome.WILL_BE_UNDONE, None)
     refused = await shop.operator.requeue_quarantined(tenant="vinet", **WHY)
