@@ -35,6 +35,9 @@ __all__ = ["Worker", "WorkerOptions", "default_name", "draining_on_signals", "se
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 _RENEWALS_PER_LEASE: Final = 3
 _LOOKS_PER_LEASE: Final = 20
+_GATHER: Final = timedelta(milliseconds=20)
+"""The longest pause after a claim that took all that was due; a change stream ends it earlier. What becomes due in the
+meantime is claimed together: a claim costs the same trips for one run as for fifty."""
 _LOOK_S: Final = 0.5
 """While draining: how often to look whether what is left ever ends."""
 
@@ -107,6 +110,8 @@ class Worker:
         self.left_behind = 0
         """After a drain: how many steps do not end although they were broken off. Their process should end instead."""
         self._wake = asyncio.Event()
+        self._backlog = True
+        """Whether more may be due than the last claim had room for, so that an attempt's end is a reason to claim."""
         self._draining = asyncio.Event()
         self._hurry = asyncio.Event()
         self._log = get_logger("sagas.worker").bind(worker=self.name)
@@ -205,11 +210,16 @@ class Worker:
         while not self._draining.is_set():
             self._wake.clear()
             pause = self.options.poll
-            if room := self._room:
+            room = self._room
+            if room == 0:
+                self._backlog = True
+            else:
                 try:
-                    if await self._claim(executor, definitions, room):
-                        continue  # where some were due, more may be
-                    pause = min(pause, await self._until_next_due(definitions))
+                    claimed = await self._claim(executor, definitions, room)
+                    self._backlog = claimed == room
+                    if self._backlog:
+                        continue
+                    pause = min(pause, _GATHER if claimed else await self._until_next_due(definitions))
                 except StoreError as error:
                     self._log.warning("claim failed, trying again", error=str(error))
                 except Exception as fault:
@@ -305,7 +315,7 @@ class Worker:
         finally:
             limited = self._attempts_of_limited_tenants
             self._forget(attempt)
-            if limited or self._room >= self._room_worth_a_claim:
+            if limited or (self._backlog and self._room >= self._room_worth_a_claim):
                 self._wake.set()
 
     async def _end_lease(self, run: RunRecord) -> None:
