@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from scripts._bench import peers
 from scripts._bench.figures import FIGURES
 from scripts._bench.plan import FULL, QUICK
 from scripts._bench.report import medians, table
@@ -39,6 +40,16 @@ def test_a_figure_that_there_is_not_is_refused() -> None:
     ran = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, check=False)
     assert ran.returncode == 2
     assert "no such figure: height" in ran.stderr
+
+
+def test_every_peer_is_named_with_what_it_is_durable_on() -> None:
+    setup = peers.figure(list(peers.PEERS)).setup
+    assert f"{peers.DBOS} on a PostgreSQL of its own with synchronous_commit on" in setup
+
+
+def test_a_peer_that_fails_is_told_by_what_was_run() -> None:
+    with pytest.raises(SystemExit, match=r"(?s)half.*exit\(3\).*ended with 3"):
+        peers.run([sys.executable, "-c", "print('half'); exit(3)"])
 
 
 def test_of_several_runs_the_median_is_given_and_how_far_they_lie_apart() -> None:
