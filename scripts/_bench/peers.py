@@ -29,6 +29,7 @@ __all__ = ["PEERS", "figure"]
 
 HERE = Path(__file__).parent
 DBOS = "dbos==3.4.0"
+FORZE = "forze[mongo]==0.16.2"
 START_S = 30
 
 
@@ -70,9 +71,18 @@ def dbos(_: Server, plan: Plan) -> dict[int, float]:
         return _seconds(python, "peer_dbos.py", url, plan)
 
 
+def forze(server: Server, plan: Plan) -> dict[int, float]:
+    with environment(python_for_forze(), FORZE) as python:
+        return _seconds(python, "peer_forze.py", server.uri, plan)
+
+
 PEERS: dict[str, Peer] = {
     "dbos": Peer(
         f"{DBOS} on a PostgreSQL of its own with synchronous_commit on, async workflows, starts included", dbos
+    ),
+    "forze": Peer(
+        f"{FORZE}, its durable saga executor, on the same MongoDB as ours, majority and journaled, without starts",
+        forze,
     ),
 }
 
@@ -101,6 +111,18 @@ def environment(python: str, *packages: str) -> Iterator[Path]:
         made = Path(folder, "bin/python")
         run([made, "-m", "pip", "--quiet", "--disable-pip-version-check", "install", *packages])
         yield made
+
+
+def python_for_forze() -> str:
+    """This one if it is new enough, else the first on PATH that is and runs (pyenv leaves names that lead nowhere)."""
+    if sys.version_info >= (3, 13):
+        return sys.executable
+    for name in ("python3.14", "python3.13"):
+        for folder in os.get_exec_path():
+            found = shutil.which(name, path=folder)
+            if found and not subprocess.run([found, "--version"], capture_output=True, check=False).returncode:
+                return found
+    sys.exit(f"{FORZE} needs Python 3.13 or newer; neither python3.14 nor python3.13 was found on PATH and runs")
 
 
 @contextmanager
