@@ -1,6 +1,7 @@
 """Other executors on the same saga, each in an environment that is made for the occasion and deleted afterwards.
 
-What is compared is durable after every step on all sides: majority and journaled here, synchronous_commit on there.
+What is compared is durable after every step on all sides: majority and journaled on MongoDB, synchronous_commit on
+PostgreSQL.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -15,6 +17,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +29,18 @@ __all__ = ["PEERS", "figure"]
 
 HERE = Path(__file__).parent
 DBOS = "dbos==3.4.0"
+FORZE = "forze[mongo]==0.16.2"
 START_S = 30
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """Another executor."""
+
+    setup: str
+    """What it is durable on, and what of a run is counted."""
+    measure: Callable[[Server, Plan], dict[int, float]]
+    """Runs in flight -> seconds that the plan's number of runs took."""
 
 
 def figure(names: list[str]) -> Figure:
@@ -37,7 +51,7 @@ def figure(names: list[str]) -> Figure:
         ours = await drive(server, plan.runs_at[in_flight], in_flight=in_flight)
         rows: list[Row] = [{"what": "ours", "in_flight": in_flight, "sagas_per_s": ours["sagas_per_s"]}]
         for name in names:
-            took = await asyncio.to_thread(PEERS[name], plan)
+            took = await asyncio.to_thread(PEERS[name].measure, server, plan)
             in_flight = min(took, key=lambda one: took[one])
             rate = plan.peer_runs / took[in_flight]
             times = ours["sagas_per_s"] / rate
@@ -46,42 +60,69 @@ def figure(names: list[str]) -> Figure:
 
     return Figure(
         "Beside other executors",
-        f"five steps that cost nothing, contexts of 300 bytes; {DBOS} on a PostgreSQL of its own with "
-        "synchronous_commit on, async workflows, starts included (ours: without them); the best of a few numbers in "
-        "flight",
+        "five steps that cost nothing, contexts of 300 bytes; ours: majority and journaled, without starts; "
+        f"{'; '.join(PEERS[name].setup for name in names)}; the best of a few numbers in flight",
         measure,
     )
 
 
-def dbos(plan: Plan) -> dict[int, float]:
-    """Runs in flight -> seconds, of DBOS Transact."""
-    with environment(DBOS) as python, postgres() as url:
-        return {
-            in_flight: json.loads(
-                subprocess.run(
-                    [python, "-P", HERE / "peer_dbos.py", url, str(plan.peer_runs), str(in_flight)],
-                    stdout=subprocess.PIPE,
-                    text=True,
-                    check=True,
-                ).stdout
-            )["seconds"]
-            for in_flight in plan.peer_in_flight
-        }
+def dbos(_: Server, plan: Plan) -> dict[int, float]:
+    with environment(sys.executable, DBOS) as python, postgres() as url:
+        return _seconds(python, "peer_dbos.py", url, plan)
 
 
-PEERS: dict[str, Callable[[Plan], dict[int, float]]] = {"dbos": dbos}
+def forze(server: Server, plan: Plan) -> dict[int, float]:
+    with environment(python_for_forze(), FORZE) as python:
+        return _seconds(python, "peer_forze.py", server.uri, plan)
+
+
+PEERS: dict[str, Peer] = {
+    "dbos": Peer(
+        f"{DBOS} on a PostgreSQL of its own with synchronous_commit on, async workflows, starts included", dbos
+    ),
+    "forze": Peer(
+        f"{FORZE}, its durable saga executor, on the same MongoDB as ours, majority and journaled, without starts",
+        forze,
+    ),
+}
+
+
+def _seconds(python: Path, script: str, url: str, plan: Plan) -> dict[int, float]:
+    """What the script prints, for each number of runs in flight."""
+    return {
+        in_flight: json.loads(run([python, "-P", HERE / script, url, plan.peer_runs, in_flight]))["seconds"]
+        for in_flight in plan.peer_in_flight
+    }
+
+
+def run(command: list[str | int | Path]) -> str:
+    """What it printed. If it fails, what it said of that is the message, and there is no traceback of ours below it."""
+    ran = subprocess.run(list(map(str, command)), stdout=subprocess.PIPE, text=True, check=False)
+    if ran.returncode:
+        sys.exit(f"{ran.stdout}{shlex.join(map(str, command))}\nended with {ran.returncode}; why, it says above")
+    return ran.stdout
 
 
 @contextmanager
-def environment(*packages: str) -> Iterator[Path]:
-    """The Python of a fresh virtual environment with these packages."""
+def environment(python: str, *packages: str) -> Iterator[Path]:
+    """The Python of a fresh virtual environment with these packages, made with this one."""
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
-        subprocess.run([sys.executable, "-m", "venv", folder], check=True)
-        python = Path(folder, "bin/python")
-        subprocess.run(
-            [python, "-m", "pip", "--quiet", "--disable-pip-version-check", "install", *packages], check=True
-        )
-        yield python
+        run([python, "-m", "venv", folder])
+        made = Path(folder, "bin/python")
+        run([made, "-m", "pip", "--quiet", "--disable-pip-version-check", "install", *packages])
+        yield made
+
+
+def python_for_forze() -> str:
+    """This one if it is new enough, else the first on PATH that is and runs (pyenv leaves names that lead nowhere)."""
+    if sys.version_info >= (3, 13):
+        return sys.executable
+    for name in ("python3.14", "python3.13"):
+        for folder in os.get_exec_path():
+            found = shutil.which(name, path=folder)
+            if found and not subprocess.run([found, "--version"], capture_output=True, check=False).returncode:
+                return found
+    sys.exit(f"{FORZE} needs Python 3.13 or newer; neither python3.14 nor python3.13 was found on PATH and runs")
 
 
 @contextmanager
