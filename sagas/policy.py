@@ -14,6 +14,32 @@ from sagas_store.faults import is_transient
 __all__ = ["COMPENSATION_RETRY", "FORWARD_RETRY", "STEP_RETRY", "Failure", "RetryPolicy"]
 
 
+_LOST_REPLIES: Final = frozenset(
+    {
+        "aiohttp.client_exceptions.ClientConnectionError",
+        "aiohttp.client_exceptions.ClientPayloadError",
+        "botocore.exceptions.ConnectionError",
+        "botocore.exceptions.HTTPClientError",
+        "httpx.TransportError",
+        "redis.exceptions.ConnectionError",
+        "redis.exceptions.TimeoutError",
+        "requests.exceptions.ChunkedEncodingError",
+        "requests.exceptions.ConnectionError",
+        "requests.exceptions.Timeout",
+        "stripe._error.APIConnectionError",
+        "urllib3.exceptions.MaxRetryError",
+        "urllib3.exceptions.ProtocolError",
+        "urllib3.exceptions.TimeoutError",
+    }
+)
+"""Under which classes well-known clients raise timeouts and lost connections that are not Python's own. By name, so
+none of them is needed here; docs/writing-sagas.md lists them."""
+
+
+def _is_lost_reply(kind: type[BaseException]) -> bool:
+    return any(f"{base.__module__}.{base.__qualname__}" in _LOST_REPLIES for base in kind.__mro__)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
     """What is known of a try that did not succeed."""
@@ -69,15 +95,16 @@ class RetryPolicy:
     def failure(self, error: BaseException) -> Failure:
         """What `error`, raised by a step, means.
 
-        Transient (timeouts, lost connections, MongoDB's own passing errors, `retry_on`): retried, and in doubt, because
-        the effect may have happened before the answer was lost. Retryable: retried. Everything else is definite.
+        Transient (timeouts, lost connections, those of well-known clients included, MongoDB's own passing errors,
+        `retry_on`): retried, and in doubt, because the effect may have happened before the answer was lost. Retryable:
+        retried. Everything else is definite.
         """
         if isinstance(error, Retryable):
             return Failure(retryable=True, in_doubt=error.in_doubt, retry_after=error.retry_after)
         if isinstance(error, NonRetryable):
             return Failure(retryable=False, in_doubt=False, conclusive=True)
         transient = (TimeoutError, ConnectionError, StoreUnavailable, *self.retry_on)
-        lost = isinstance(error, transient) or is_transient(error)
+        lost = isinstance(error, transient) or is_transient(error) or _is_lost_reply(type(error))
         return Failure(retryable=lost or self.retry_everything, in_doubt=lost)
 
     def allows(self, tries: int, elapsed: timedelta) -> bool:

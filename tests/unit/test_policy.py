@@ -1,16 +1,24 @@
 """When a step is tried again: what an exception means, how often, and after how long."""
 
+import importlib
 from dataclasses import FrozenInstanceError
 from datetime import timedelta
 from typing import Any
 
+import aiohttp
+import botocore.exceptions
+import httpx
 import pytest
+import redis
+import requests
+import stripe
+import urllib3
 from hypothesis import given
 from hypothesis import strategies as st
 from pymongo import errors as mongo
 
 from sagas.errors import NonRetryable, Retryable
-from sagas.policy import COMPENSATION_RETRY, FORWARD_RETRY, STEP_RETRY, Failure, RetryPolicy
+from sagas.policy import _LOST_REPLIES, COMPENSATION_RETRY, FORWARD_RETRY, STEP_RETRY, Failure, RetryPolicy
 
 SECOND = timedelta(seconds=1)
 
@@ -70,6 +78,47 @@ CONCLUSIVE = Failure(retryable=False, in_doubt=False, conclusive=True)
 )
 def test_what_passes_by_itself_is_retried_and_everything_else_is_definite(error: BaseException, means: Failure) -> None:
     assert STEP_RETRY.failure(error) == means
+
+
+@pytest.mark.parametrize(
+    ("error", "means"),
+    [
+        (httpx.ReadTimeout("slow"), LOST),
+        (httpx.ConnectError("refused"), LOST),
+        (httpx.RemoteProtocolError("cut off"), LOST),
+        (
+            httpx.HTTPStatusError("402", request=httpx.Request("POST", "http://x"), response=httpx.Response(402)),
+            DEFINITE,
+        ),
+        (requests.exceptions.ReadTimeout(), LOST),
+        (requests.exceptions.ConnectionError(), LOST),
+        (requests.exceptions.HTTPError("402"), DEFINITE),
+        (urllib3.exceptions.ProtocolError("cut off"), LOST),
+        (urllib3.exceptions.LocationParseError("http:"), DEFINITE),
+        (aiohttp.ServerDisconnectedError(), LOST),
+        (aiohttp.ServerTimeoutError(), LOST),
+        (aiohttp.ClientPayloadError(), LOST),
+        (aiohttp.InvalidURL("http:"), DEFINITE),
+        (botocore.exceptions.ReadTimeoutError(endpoint_url="http://x"), LOST),
+        (botocore.exceptions.EndpointConnectionError(endpoint_url="http://x"), LOST),
+        (botocore.exceptions.ClientError({}, "Charge"), DEFINITE),
+        (redis.exceptions.TimeoutError(), LOST),
+        (redis.exceptions.ConnectionError(), LOST),
+        (redis.exceptions.ResponseError(), DEFINITE),
+        (stripe.APIConnectionError("no answer"), LOST),  # type: ignore[no-untyped-call]
+        (stripe.CardError("declined", "number", "card_declined"), DEFINITE),  # type: ignore[no-untyped-call]
+    ],
+    ids=lambda value: f"{type(value).__module__}.{type(value).__qualname__}" if isinstance(value, Exception) else "",
+)
+def test_a_reply_that_a_well_known_client_lost_is_in_doubt(error: BaseException, means: Failure) -> None:
+    assert STEP_RETRY.failure(error) == means
+
+
+@pytest.mark.parametrize("name", sorted(_LOST_REPLIES))
+def test_what_stands_for_a_lost_reply_exists_under_that_name(name: str) -> None:
+    module, _, kind = name.rpartition(".")
+    found = getattr(importlib.import_module(module), kind)
+    assert f"{found.__module__}.{found.__qualname__}" == name
 
 
 @pytest.mark.parametrize("error", [Busy(), VeryBusy()], ids=repr)
