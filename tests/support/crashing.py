@@ -295,14 +295,18 @@ class Process:
     def _time_standing_still(self) -> Iterator[None]:
         """What others do meanwhile takes nothing of the timeout of the step in hand: no chance in what it meets."""
         scope, loop = self.attempt._scope if self.attempt is not None else None, asyncio.get_running_loop()
-        ends_at = scope.when() if scope is not None and not scope.expired() else None
-        if scope is None or ends_at is None:
+        lines = self.executor.timeouts._lines
+        place = next(((seconds, line) for seconds, line in lines.items() if scope in line), None)
+        if scope is None or place is None:
             yield
             return
-        left_s = ends_at - loop.time()
-        scope.reschedule(None)
+        seconds, line = place
+        left_s = line.pop(scope) - loop.time()
         yield
-        scope.reschedule(loop.time() + left_s)
+        line[scope] = loop.time() + left_s
+        if seconds not in lines:  # it was empty when its time came
+            lines[seconds] = line
+            loop.call_later(left_s, self.executor.timeouts._look, seconds)
 
     async def work_once(self) -> State | None:
         """Claim a run that is due, drive it, and return the state it was left in; None when nothing was due."""
