@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
 from concurrent.futures import Executor as ThreadPool
 from dataclasses import dataclass, replace
@@ -492,12 +492,15 @@ class Attempt:
         try:
             async with scope:
                 self._scope, self._in_hand = scope, action
-                if self.run.deadline is not None:
-                    timers += self._watch_deadline(self.run.deadline)
-                if part.in_thread:
-                    await self._wait_for_thread(action)
-                timers += self._limit(part, scope)
-                value = await (self._in_thread(part, context, step) if part.in_thread else part.function(context, step))
+                try:
+                    timers += self._watch_deadline()
+                    if part.in_thread:
+                        await self._wait_for_thread(action)
+                    timers += self._limit(part, scope)
+                    value = await self._begun(part, context, step)
+                finally:
+                    for end in timers:
+                        end()
             if not isinstance(value, _Threw):
                 await self._shake_off_cancellation()
                 return _Returned(value)
@@ -513,8 +516,6 @@ class Attempt:
             error = raised
         finally:
             self._scope = self._in_hand = self._overstays_at = None
-            for end in timers:
-                end()
         await self._shake_off_cancellation()
         return self._failed_try(part, error, timed_out=scope.expired())
 
@@ -566,6 +567,10 @@ class Attempt:
             error = TimeoutError(f"no outcome within {part.timeout.total_seconds():g} s")
         return _Raised(error, part.retry.failure(error))
 
+    def _begun(self, part: Part, context: BaseModel, step: Step[Any]) -> Awaitable[object]:
+        """The function's own awaitable, or one on the thread that runs it."""
+        return self._in_thread(part, context, step) if part.in_thread else part.function(context, step)
+
     async def _in_thread(self, part: Part, context: BaseModel, step: Step[Any]) -> object:
         """What the function returns, or _Threw."""
         inherited = contextvars.copy_context()
@@ -590,11 +595,11 @@ class Attempt:
         call.add_done_callback(ended)
         return await asyncio.wrap_future(call)
 
-    def _watch_deadline(self, deadline: datetime) -> Sequence[Callable[[], object]]:
+    def _watch_deadline(self) -> Sequence[Callable[[], object]]:
         """A deadline that comes while a step is in hand is like a stop: the step gets its grace."""
-        if self._gate_passed or self._progress.rollback is not None:
+        if self.run.deadline is None or self._gate_passed or self._progress.rollback is not None:
             return ()
-        left = (deadline - self._now()).total_seconds()
+        left = (self.run.deadline - self._now()).total_seconds()
         return (asyncio.get_running_loop().call_later(max(0.0, left), self._turn_back_soon).cancel,)
 
     def _step(self, action: Perform, session: Any) -> Step[Any]:

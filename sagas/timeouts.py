@@ -8,6 +8,8 @@ began, so the first is the only one that has to be looked at.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import contextvars
 import functools
 import itertools
 from collections.abc import Callable
@@ -23,13 +25,14 @@ class Timeouts:
         """Length in seconds -> the scopes that are open, oldest first -> when each ends by the loop's clock."""
 
     def begin(self, scope: asyncio.Timeout, seconds: float) -> Callable[[], object]:
-        """Let `scope` end in `seconds`. Call what this returns once it is left."""
+        """Let `scope` end in `seconds`. Call what this returns when it is left."""
         loop = asyncio.get_running_loop()
         line = self._lines.get(seconds)
+        ends_at = loop.time() + seconds
         if line is None:
             line = self._lines[seconds] = {}
-            loop.call_later(seconds, self._look, seconds)
-        line[scope] = loop.time() + seconds
+            self._look_at(ends_at, seconds)
+        line[scope] = ends_at
         return functools.partial(line.pop, scope, None)
 
     def _look(self, seconds: float) -> None:
@@ -39,9 +42,13 @@ class Timeouts:
         over = list(itertools.takewhile(lambda scope: line[scope] <= now, line))
         for scope in over:
             del line[scope]
-            if not scope.expired():  # somebody else was quicker
+            with contextlib.suppress(RuntimeError):  # it is being ended, or was left, already
                 scope.reschedule(now)
         if line:
-            loop.call_at(next(iter(line.values())), self._look, seconds)
+            self._look_at(next(iter(line.values())), seconds)
         else:
             del self._lines[seconds]
+
+    def _look_at(self, at: float, seconds: float) -> None:
+        # In a context of its own: the timer outlives the try that happened to be the first.
+        asyncio.get_running_loop().call_at(at, self._look, seconds, context=contextvars.Context())

@@ -22,7 +22,7 @@ from typing import Any, Final
 from sagas.clock import Monotonic, monotonic, new_token
 from sagas.definition import Saga
 from sagas.errors import DefinitionError, FenceLost, InvalidInput, StoreError, StoreUnavailable
-from sagas.executor import Attempt, Executor
+from sagas.executor import Attempt, Executor, Parked
 from sagas.keyring import ClaimRound
 from sagas.lease import Lease, LeaseLapsed
 from sagas.limits import Limits
@@ -199,9 +199,10 @@ class Worker:
 
     @property
     def _room_worth_a_claim(self) -> int:
-        """How many places must be free before an ended attempt leads to a claim; the next poll claims for fewer.
+        """How many places must be free before an attempt's end leads to a claim, where the last had not room for all.
 
-        A claim costs three round trips, whatever its size, so a busy worker fills an eighth of its places at once.
+        The next poll claims for fewer. A claim costs three round trips, whatever its size, so a busy worker fills an
+        eighth of its places at once.
         """
         return max(1, self.options.concurrency // 8)
 
@@ -221,8 +222,10 @@ class Worker:
                         continue
                     pause = min(pause, _GATHER if claimed else await self._until_next_due(definitions))
                 except StoreError as error:
+                    self._backlog = True
                     self._log.warning("claim failed, trying again", error=str(error))
                 except Exception as fault:
+                    self._backlog = True
                     self._log.error("claim failed after a fault of the engine, trying again", **_where(fault))
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(pause.total_seconds()):
@@ -291,8 +294,10 @@ class Worker:
     async def _drive(self, attempt: Attempt) -> None:
         run = attempt.run
         log = self._log.bind(run=run.run_id, saga=run.saga, attempt=run.attempts)
+        due_again = True  # as far as is known
         try:
             state = await attempt.drive()
+            due_again = state is Parked
             if (blocked := attempt.blocked_by) is not None:
                 log.warning("run blocked, its payload does not open", state=str(state), error=str(blocked))
             else:
@@ -315,7 +320,7 @@ class Worker:
         finally:
             limited = self._attempts_of_limited_tenants
             self._forget(attempt)
-            if limited or (self._backlog and self._room >= self._room_worth_a_claim):
+            if due_again or limited or (self._backlog and self._room >= self._room_worth_a_claim):
                 self._wake.set()
 
     async def _end_lease(self, run: RunRecord) -> None:

@@ -223,10 +223,11 @@ class Claims:
 
         if limit == 0:  # the server takes it for no limit
             return []
-        if self._turn is None:
+        turn = self._turn
+        if turn is None:
             return await find(None, limit)
-        found = await find(self._turn, limit)
-        if not found and self._turn == _NO_TENANT and not passed_over:
+        found = await find(turn, limit)
+        if not found and turn == _NO_TENANT and not passed_over:
             return []  # no tenant has a due run, so there is nobody to take turns with
         if len(found) < limit:
             found += await find(None, limit - len(found))

@@ -86,14 +86,15 @@ class Hints:
                         ready.set()
                     if opened is not None:
                         opened()
-                    while stream.alive:  # else ended for good, its collection dropped or renamed
+                    while True:
                         event = await stream.try_next()
                         if cancellations() > asked:
                             raise asyncio.CancelledError  # the driver lost it
                         if event is not None:
                             notice(event)
-                        if (rest_s := self._rest_after(event, stream)) is not None:
-                            await asyncio.sleep(rest_s)
+                        elif not stream.alive:
+                            break  # ended for good, its collection dropped or renamed: it would answer None at once
+                        await self._rest(event, stream)
                         pause = _PAUSE_S
             except PyMongoError:
                 # The server fails over, the stream's place has left the oplog, or the user may not open one: polling
@@ -103,8 +104,13 @@ class Hints:
             await asyncio.sleep(pause)
             pause = min(2 * pause, _PAUSE_MAX_S)
 
-    def _rest_after(self, event: Document | None, stream: Any) -> float | None:
-        """For how long to ask no further; None where more events are at hand."""
+    async def _rest(self, event: Document | None, stream: Any) -> None:
+        """Ask no further for a while, unless more events are at hand, or may be.
+
+        Within a batch the token is the event's own. After its last event it is as far as the server has read, which may
+        be that very event: then the next question is asked at once, and has to be.
+        """
         if event is None:
-            return self._driver.rest_s
-        return None if stream.resume_token == event["_id"] else _REST_S
+            await asyncio.sleep(self._driver.rest_s)
+        elif stream.resume_token != event["_id"]:
+            await asyncio.sleep(_REST_S)

@@ -404,6 +404,85 @@ async def test_a_run_started_while_the_change_stream_was_being_opened_is_not_lef
         gate.opened.set()
 
 
+@pytest.fixture
+def silent(store: MongoStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No change stream says anything, and the next poll is ten minutes away."""
+
+    async def never(*_: Any, **__: Any) -> None:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(store.hints, "on_due", never)
+
+
+SELDOM = timedelta(seconds=600)
+
+
+@pytest.mark.parametrize("concurrency", [1, 3, 16])
+@pytest.mark.usefixtures("silent")
+async def test_a_backlog_larger_than_a_worker_has_places_for_is_worked_off_without_a_poll(
+    store: MongoStore, concurrency: int
+) -> None:
+    gate = Gate()
+    gate.opened.set()
+    saga = waits("waits", gate)
+    async with Client(store) as client:
+        runs = await client.start_many(saga, [Start(Order()) for _ in range(20)])
+        async with working(store, saga, poll=SELDOM, concurrency=concurrency):
+            await asyncio.wait_for(asyncio.gather(*(run.result() for run in runs)), 20)
+
+
+@pytest.mark.usefixtures("silent")
+async def test_a_run_that_was_parked_goes_on_when_it_is_due_without_a_poll(
+    store: MongoStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saga, looked = Saga("again", Order), asyncio.Event()
+    next_due_at = store.claims.next_due_at
+
+    @saga.step(no_compensation=True)
+    async def declined_once(order: Order, step: Step[None]) -> Order:
+        if step.try_number == 1:
+            await looked.wait()  # the worker has seen that nothing is due before this lease ends, and waits
+            raise Retryable("later", retry_after=timedelta(milliseconds=50))
+        return order
+
+    async def next_due_at_with_sign(definitions: Any) -> datetime | None:
+        found = await next_due_at(definitions)
+        asyncio.get_running_loop().call_soon(looked.set)
+        return found
+
+    monkeypatch.setattr(store.claims, "next_due_at", next_due_at_with_sign)
+    async with Client(store) as client:
+        run = await client.start(saga, Order())
+        async with working(store, saga, poll=SELDOM, park_after=timedelta(0)):
+            await run.result(20)
+
+
+async def test_what_a_failed_claim_did_not_take_is_looked_for_when_an_attempt_ends(
+    store: MongoStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate, failed = Gate(), asyncio.Event()
+    holding, quick = waits("holding", gate), waits("quick", Gate())
+    take, fails = store.claims.take, False
+
+    async def fails_when_told(*arguments: Any, **more: Any) -> list[RunRecord]:
+        nonlocal fails
+        if fails:
+            fails = False
+            failed.set()
+            raise StoreUnavailable("claim", "the test says so")
+        return await take(*arguments, **more)
+
+    monkeypatch.setattr(store.claims, "take", fails_when_told)
+    async with Client(store) as client, working(store, holding, quick, poll=SELDOM):
+        await client.start(holding, Order())
+        await asyncio.wait_for(gate.entered.wait(), 20)
+        fails = True
+        run = await client.start(quick, Order())
+        await asyncio.wait_for(failed.wait(), 20)
+        gate.opened.set()
+        await until_state(store, run.run_id, State.RUNNING, State.COMPLETED)
+
+
 async def test_a_delayed_run_starts_when_it_is_due_and_not_at_the_next_poll(store: MongoStore) -> None:
     gate = Gate()
     saga = waits("waits", gate)

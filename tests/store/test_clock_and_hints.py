@@ -199,6 +199,27 @@ async def test_events_that_come_together_are_told_together_and_then_there_is_a_r
     assert told == ["first", "second", "third", pytest.approx(0.01)]
 
 
+async def test_many_events_at_once_are_told_with_few_rests(store: MongoStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    ear, rests, many = Ear(), 0, 200
+    rest, told = store.hints._rest, asyncio.Event()
+
+    async def counted(event: dict[str, Any] | None, stream: Any) -> None:
+        nonlocal rests
+        rests += event is not None and stream.resume_token != event["_id"]
+        await rest(event, stream)
+
+    def due() -> None:
+        ear.due()
+        if ear.count > many:  # and one for the opening
+            told.set()
+
+    monkeypatch.setattr(store.hints, "_rest", counted)
+    async with listening(lambda ready: store.hints.on_due(["order"], due, ready)):
+        await store.runs.insert_many([new_run(store) for _ in range(many)])
+        await asyncio.wait_for(told.wait(), SOON_S)
+    assert rests <= many // 10, "within a batch there is none, whichever driver reads it"
+
+
 async def test_a_run_that_is_started_is_heard_of(store: MongoStore, database: Any, driver: str) -> None:
     ear = Ear()
     async with listening(lambda ready: store.hints.on_due(["order", "refund"], ear.due, ready)):

@@ -56,7 +56,7 @@ class Claimer:
 
 @pytest.mark.parametrize("limit", [1, 2, 8])
 @pytest.mark.parametrize("per_tenant", [None, 3])
-@pytest.mark.parametrize("others", [["a"], ["a", "b"], ["a", "b", "d"], ["a", "b", "d", None]])
+@pytest.mark.parametrize("others", [["a"], ["a", "b"], ["a", "b", "d"], ["a", "b", "d", None], [None]])
 @pytest.mark.parametrize("late", ["c", None])
 async def test_a_single_run_waits_for_a_round_of_turns_at_most(
     store: MongoStore, limit: int, per_tenant: int | None, others: Sequence[str | None], late: str | None

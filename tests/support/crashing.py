@@ -304,6 +304,7 @@ class Process:
         left_s = line.pop(scope) - loop.time()
         yield
         line[scope] = loop.time() + left_s
+        assert lines.get(seconds, line) is line
         if seconds not in lines:  # it was empty when its time came
             lines[seconds] = line
             loop.call_later(left_s, self.executor.timeouts._look, seconds)

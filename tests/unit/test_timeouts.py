@@ -12,11 +12,14 @@ LONG_S = 60.0
 
 
 async def waits(timeouts: Timeouts, seconds: float, *, broken_off: bool = False) -> None:
-    async with asyncio.timeout(None) as scope:
-        timeouts.begin(scope, seconds)  # and never taken out, as by a try that swallows its cancellation
-        if broken_off:
-            scope.reschedule(0)
-        await asyncio.Event().wait()
+    try:
+        async with asyncio.timeout(5) as guard, asyncio.timeout(None) as scope:
+            timeouts.begin(scope, seconds)  # and never taken out, as by a try that swallows its cancellation
+            if broken_off:
+                scope.reschedule(0)
+            await asyncio.Event().wait()
+    finally:
+        assert not guard.expired(), "it was never ended"
 
 
 async def never_ends(timeouts: Timeouts, seconds: float) -> float:
@@ -66,6 +69,14 @@ async def test_one_that_somebody_else_ended_is_left_alone() -> None:
         await waits(timeouts, SHORT_S, broken_off=True)
     await never_ends(timeouts, SHORT_S)
     assert complaints == []
+
+
+async def test_one_that_was_left_and_not_yet_taken_out_keeps_no_other_from_ending() -> None:
+    timeouts = Timeouts()
+    async with asyncio.timeout(None) as left:
+        timeouts.begin(left, SHORT_S)
+    await never_ends(timeouts, SHORT_S)  # in the same look
+    await never_ends(timeouts, SHORT_S)  # and in a later one
 
 
 async def test_a_thousand_of_one_length_need_one_timer(monkeypatch: pytest.MonkeyPatch) -> None:
