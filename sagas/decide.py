@@ -280,11 +280,14 @@ class Progress(NamedTuple):
 
     def announced(self, what: str) -> Progress:
         """With what the newest entry says begins next."""
-        return self._replace(starts={**self.starts, what: self.starts.get(what, 0) + 1}, begun=what)
+        return self._replace(starts=self._counted(what, 1), begun=what)
 
     def counting(self, what: str | None, count: int) -> Progress:
         """With `count` more starts of what an entry announced."""
-        return self._replace(starts={**self.starts, what: self.starts.get(what, 0) + count}) if what else self
+        return self._replace(starts=self._counted(what, count)) if what else self
+
+    def _counted(self, what: str, count: int) -> dict[str, int]:
+        return {**self.starts, what: self.starts.get(what, 0) + count}
 
     def _taken_over(self, entry: Entry) -> Progress:
         begun = self.begun if self.last_attempt else _named(Activity.STEP, next(iter(self.names)))
