@@ -8,19 +8,21 @@ the same.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import AsyncIterator, Iterable
 from datetime import UTC, datetime
 from typing import Any, Final, TypeVar
 
 from pydantic import BaseModel
 
 from sagas.definition import Saga
-from sagas.errors import InvalidInput, RunNotFound
+from sagas.errors import InvalidInput, PayloadTooLarge, RunNotFound
+from sagas.limits import Limits
 from sagas.payload import NotJournalable, dump_context
+from sagas.sealing import SEALED_OVERHEAD_BYTES
 from sagas.tenancy import Reach
 from sagas.texts import check_utf8
 from sagas_store import MongoStore
-from sagas_store.runs import RunFilter, RunRecord
+from sagas_store.runs import RunFilter, RunPosition, RunRecord
 from sagas_store.states import State
 
 __all__ = [
@@ -34,12 +36,15 @@ __all__ = [
     "check_text",
     "choose_runs",
     "choose_states",
+    "pages",
     "read_run",
 ]
 
 C = TypeVar("C", bound=BaseModel)
 
 _TEXT_MAX: Final = 512
+_AT_ONCE: Final = 50
+"""So many runs a bulk verb acts on at once."""
 
 StatesGiven = State | str | Iterable[State | str]
 """How states are given: one of them, or several, as members of `State` or by name."""
@@ -89,6 +94,23 @@ async def read_run(store: MongoStore, reach: Reach, run_id: str) -> RunRecord:
     return run
 
 
+async def pages(store: MongoStore, chosen: RunFilter, *, limit: int) -> AsyncIterator[list[str]]:
+    """The ids of the chosen runs, newest first, at most `limit`, so many at a time as may be acted on at once.
+
+    By position, not by number: runs that move meanwhile neither repeat nor hide others.
+    """
+    after: RunPosition | None = None
+    left = limit
+    while left > 0:
+        page = await store.runs.page(chosen, after=after, limit=min(_AT_ONCE, left))
+        if page:
+            yield [run.run_id for run in page]
+            after = RunPosition(page[-1].created_at, page[-1].run_id)
+        if len(page) < _AT_ONCE:
+            return
+        left -= len(page)
+
+
 def choose_states(field: str, given: Any, among: Iterable[State] = State) -> frozenset[State]:
     """The states given, one or several, as `State` or by name. Raises InvalidInput unless all are `among` these."""
     fitting = frozenset(among)
@@ -125,12 +147,19 @@ def check_saga(saga: object) -> Saga[Any]:
     return saga
 
 
-def check_context(saga: Saga[C], context: object) -> tuple[bytes, C]:
-    """The bytes to store of a context, and the context as read back from them. Raises InvalidInput."""
+def check_context(saga: Saga[C], context: object, limits: Limits, *, sealed: bool) -> tuple[bytes, C]:
+    """The bytes of a context, to store or first to seal, and the context as read back from them.
+
+    Raises InvalidInput, PayloadTooLarge.
+    """
     try:
-        return dump_context(saga.context, context)
+        payload, read_back = dump_context(saga.context, context)
     except NotJournalable as error:
         raise InvalidInput("context", str(error).replace("it returned", "is")) from None
+    stored = len(payload) + (SEALED_OVERHEAD_BYTES if sealed else 0)
+    if stored > limits.context_bytes_max:
+        raise PayloadTooLarge("the context", stored, limits.context_bytes_max)
+    return payload, read_back
 
 
 def check_text(field: str, value: object) -> str:

@@ -24,6 +24,7 @@ from sagas.choosing import (
     check_text,
     choose_runs,
     choose_states,
+    pages,
     read_run,
 )
 from sagas.clock import new_token
@@ -34,7 +35,6 @@ from sagas.errors import (
     ErrorDetail,
     InvalidInput,
     KeyConflict,
-    PayloadTooLarge,
     ResultTimeout,
     RunFailed,
     RunHeld,
@@ -44,7 +44,7 @@ from sagas.errors import (
     Unreadable,
 )
 from sagas.identity import run_id_of
-from sagas.keyring import WORDS_PATIENCE_S, ClaimRound, Keyring, keys_of, opened_text
+from sagas.keyring import WORDS_PATIENCE_S, ClaimRound, Keyring, keys_of, opened_text, refuse_unkeyed
 from sagas.limits import Limits
 from sagas.log import get_logger
 from sagas.payload import dump_text, load_context, load_error, load_text
@@ -67,7 +67,6 @@ _KEY_MAX: Final = 512
 _BATCH_MAX: Final = 1000
 _COMPARED_MAX: Final = 100
 _PAGE_MAX: Final = 1000
-_STOP_BATCH: Final = 50
 _POLL_FIRST_S: Final = 0.25
 _POLL_MAX_S: Final = 5.0
 _OPEN_MAX_S: Final = 1.0
@@ -84,6 +83,21 @@ class Start(Generic[C]):
     delay: timedelta | None = None
     deadline: datetime | timedelta | None = None
     tenant: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked(Generic[C]):
+    """A start that was checked, and is not sealed yet."""
+
+    run_id: str
+    key: str | None
+    tenant: str | None
+    payload: bytes
+    context: C
+    """As it is read back from the payload."""
+    at: datetime
+    due_at: datetime
+    deadline: datetime | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,7 +276,8 @@ class Client:
         keyring also CannotOpen, when the tenant's key cannot be had.
         """
         await self._store.ready()
-        run, read_back = await self._new_run(saga, Start(context, key, due_at, delay, deadline, tenant))
+        asked = await self._checked(saga, Start(context, key, due_at, delay, deadline, tenant))
+        run = await self._sealed(saga, asked)
         created = True
         try:
             if session is not None:
@@ -273,7 +288,7 @@ class Client:
             stored = await self._store.runs.get(run.run_id)
             if stored is None and session is not None:  # started by this very transaction: nobody else sees it yet
                 stored = await self._store.runs.get_in(session, run.run_id)
-            await self._same_input(saga, run, key, read_back, stored)
+            await self._same_input(saga, asked, stored)
             created = False
         return Run(self, saga, run.run_id, created=created)
 
@@ -284,80 +299,73 @@ class Client:
         the others were started, so repeating the call without the conflicting one is safe.
         """
         await self._store.ready()
-        starts = list(starts)
-        new = [await self._new_run(saga, start) for start in starts]
-        keys = {run.run_id: start.key for (run, _), start in zip(new, starts, strict=True)}
+        asked = [await self._checked(saga, start) for start in starts]
+        distinct: dict[str, _Asked[C]] = {}
+        for one in asked:
+            if distinct.setdefault(one.run_id, one).context != one.context:
+                raise KeyConflict(saga.name, one.key or "", one.run_id)
+        for tenant in {one.tenant for one in asked}:
+            await self._keys.sealer(tenant, "")  # a key that cannot be had is told before anything is stored
         existing: set[str] = set()
-        first: dict[str, C] = {}
-        for run, context in new:
-            if first.setdefault(run.run_id, context) != context:
-                raise KeyConflict(saga.name, keys[run.run_id] or "", run.run_id)
-        distinct = {run.run_id: run for run, _ in new}
-        runs = list(distinct.values())
-        for begin in range(0, len(runs), _BATCH_MAX):
-            existing |= await self._store.runs.insert_many(runs[begin : begin + _BATCH_MAX])
-        compared = [run for run in runs if run.run_id in existing]
+        new = list(distinct.values())
+        for begin in range(0, len(new), _BATCH_MAX):
+            # Sealed now, not all at once before: a key may be rotated and discarded while a long list is inserted.
+            batch = [await self._sealed(saga, one) for one in new[begin : begin + _BATCH_MAX]]
+            existing |= await self._store.runs.insert_many(batch)
+        compared = [one for one in new if one.run_id in existing]
         for begin in range(0, len(compared), _COMPARED_MAX):
-            batch = compared[begin : begin + _COMPARED_MAX]
-            stored = await self._store.runs.get_many([run.run_id for run in batch])
-            for run in batch:
-                await self._same_input(saga, run, keys[run.run_id], first[run.run_id], stored.get(run.run_id))
-        return [Run(self, saga, run.run_id, created=run.run_id not in existing) for run, _ in new]
+            there = compared[begin : begin + _COMPARED_MAX]
+            stored = await self._store.runs.get_many([one.run_id for one in there])
+            for one in there:
+                await self._same_input(saga, one, stored.get(one.run_id))
+        return [Run(self, saga, one.run_id, created=one.run_id not in existing) for one in asked]
 
-    async def _new_run(self, saga: Saga[C], start: Start[C]) -> tuple[NewRun, C]:
+    async def _checked(self, saga: Saga[C], start: Start[C]) -> _Asked[C]:
         check_saga(saga)
-        if self._store.keyring is None and self._store.holds_keys:
-            raise InvalidInput(
-                "keyring",
-                "payloads in this database are sealed, and without its keyring this one would lie in the clear; give "
-                "it to the store: MongoStore(database, keyring=...)",
-            )
-        payload, read_back = check_context(saga, start.context)
+        refuse_unkeyed(self._store, "without its key this run's would lie in the clear")
+        payload, read_back = check_context(saga, start.context, self._limits, sealed=self._store.keyring is not None)
         tenant = self._reach.choose(start.tenant)
         now = self._store.clock.now()
         due_at = _due(now, start.due_at, start.delay)
         deadline = _deadline(now, due_at, start.deadline if start.deadline is not None else saga.deadline)
-        key = start.key
-        run_id = await self._run_id(saga, key, tenant) if key is not None else new_token()
-        sealer = await self._keys.sealer(tenant, run_id)
-        stored = sealer.seal(Slot.INPUT, 0, payload)
-        if len(stored) > self._limits.context_bytes_max:
-            raise PayloadTooLarge("the context", len(stored), self._limits.context_bytes_max)
+        run_id = await self._run_id(saga, start.key, tenant) if start.key is not None else new_token()
+        return _Asked(run_id, start.key, tenant, payload, read_back, now, due_at, deadline)
+
+    async def _sealed(self, saga: Saga[C], asked: _Asked[C]) -> NewRun:
+        sealer = await self._keys.sealer(asked.tenant, asked.run_id)
         sealed = sealer.key_id is not None
         return NewRun(
-            run_id=run_id,
+            run_id=asked.run_id,
             saga=saga.name,
             version=saga.version,
             fingerprint=saga.fingerprint,
-            input=stored,
-            created_at=now,
-            due_at=due_at,
-            tenant=tenant,
-            key=None if sealed else key,
-            sealed_key=sealer.seal(Slot.KEY, 0, dump_text(key)) if sealed and key is not None else None,
+            input=sealer.seal(Slot.INPUT, 0, asked.payload),
+            created_at=asked.at,
+            due_at=asked.due_at,
+            tenant=asked.tenant,
+            key=None if sealed else asked.key,
+            sealed_key=sealer.seal(Slot.KEY, 0, dump_text(asked.key)) if sealed and asked.key is not None else None,
             keys=(sealer.key_id,) if sealer.key_id is not None else (),
-            deadline=deadline,
-        ), read_back
+            deadline=asked.deadline,
+        )
 
     async def _run_id(self, saga: Saga[Any], key: str, tenant: str | None) -> str:
         _check_key(key)
         lookup = await self._keys.lookup_key(tenant)
         return lookup.run_id(saga.name, key) if lookup is not None else run_id_of(saga.name, key, tenant)
 
-    async def _same_input(
-        self, saga: Saga[C], run: NewRun, key: str | None, context: C, stored: RunRecord | None
-    ) -> None:
+    async def _same_input(self, saga: Saga[C], asked: _Asked[C], stored: RunRecord | None) -> None:
         """The run exists: fine if it was started with the same input, however that was written then."""
         if stored is None:
-            raise RunNotFound(run.run_id)
+            raise RunNotFound(asked.run_id)
         same = False
         if stored.input is not None:
-            opener = await self._keys.opener(stored.tenant, run.run_id, [stored.input])
+            opener = await self._keys.opener(stored.tenant, asked.run_id, [stored.input])
             with contextlib.suppress(Unreadable):
                 there = opener.open(Slot.INPUT, 0, stored.input)
-                same = load_context(saga.context, there, "the stored input") == context
+                same = load_context(saga.context, there, "the stored input") == asked.context
         if not same:
-            raise KeyConflict(saga.name, key or "", run.run_id)
+            raise KeyConflict(saga.name, asked.key or "", asked.run_id)
 
     # ---------------------------------------------------------------- reading
 
@@ -466,7 +474,7 @@ class Client:
         limit: int = 100_000,
         dry_run: bool = False,
     ) -> StopMany:
-        """Press Stop on every run that fits and has not ended, in bounded batches; a dry run previews each.
+        """Press Stop on every run that fits and has not ended, fifty at once; a dry run previews each.
 
         One run's failure stops none of the others; it is told in `failed`. Raises InvalidInput.
         """
@@ -484,18 +492,13 @@ class Client:
         )
         await self._store.ready()
         result = StopMany(dry_run)
-        after: RunPosition | None = None
-        while result.count < limit:
-            page = await self._store.runs.page(chosen, after=after, limit=min(_STOP_BATCH, limit - result.count))
-            if not page:
-                break
-            outcomes = await asyncio.gather(*(self._stop_one(run.run_id, by, reason, dry_run=dry_run) for run in page))
-            for run, outcome in zip(page, outcomes, strict=True):
+        async for page in pages(self._store, chosen, limit=limit):
+            outcomes = await asyncio.gather(*(self._stop_one(run_id, by, reason, dry_run=dry_run) for run_id in page))
+            for run_id, outcome in zip(page, outcomes, strict=True):
                 if isinstance(outcome, SagaError):
-                    result.failed[run.run_id] = str(outcome)
+                    result.failed[run_id] = str(outcome)
                 else:
-                    result.answers.setdefault(outcome, []).append(run.run_id)
-            after = RunPosition(page[-1].created_at, page[-1].run_id)
+                    result.answers.setdefault(outcome, []).append(run_id)
         return result
 
     async def _stop_one(self, run_id: str, by: str, reason: str, *, dry_run: bool) -> StopOutcome | SagaError:

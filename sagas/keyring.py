@@ -502,6 +502,16 @@ def keys_of(store: MongoStore) -> Keyring | NoKeys:
     return keyring
 
 
+def refuse_unkeyed(store: MongoStore, consequence: str) -> None:
+    """Raise InvalidInput, which names the consequence, if the store has no keyring where payloads are sealed."""
+    if store.keyring is None and store.holds_keys:
+        raise InvalidInput(
+            "keyring",
+            f"payloads in this database are sealed, and {consequence}; give the store its keyring: "
+            "MongoStore(database, keyring=...)",
+        )
+
+
 async def sealer_of(
     keys: Keyring | NoKeys, run: RunRecord, stored: bytes, *, claim_round: ClaimRound | None = None
 ) -> Sealer:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Final, TypeVar
@@ -24,23 +24,24 @@ from sagas.choosing import (
     check_several,
     choose_runs,
     choose_states,
+    pages,
     read_run,
 )
 from sagas.clock import new_token
 from sagas.definition import Saga, StepKind
-from sagas.errors import InvalidInput, NoKeyring, OperatorRefused, PayloadTooLarge, RunNotFound, SagaError
+from sagas.errors import InvalidInput, NoKeyring, OperatorRefused, RunNotFound, SagaError
 from sagas.identity import restart_id_of
 from sagas.keykeeping import KeyKeeper
 from sagas.keyring import ClaimRound, keys_of, sealer_of
 from sagas.limits import Limits
 from sagas.payload import dump_text
-from sagas.sealing import SEALED_OVERHEAD_BYTES, Slot, place_of_newest_context, place_of_payload, place_of_reason
+from sagas.sealing import Slot, place_of_newest_context, place_of_payload, place_of_reason
 from sagas.stopping import check_words
 from sagas.tenancy import Reach, store_of
 from sagas_store import MongoStore
 from sagas_store.entries import Entry, Kind
 from sagas_store.errors import RunExists, WrongState
-from sagas_store.runs import HeldGroup, NewRun, RunFilter, RunPosition, RunRecord
+from sagas_store.runs import HeldGroup, NewRun, RunFilter, RunRecord
 from sagas_store.states import HELD, SETTLED, State
 from sagas_store.tenants import TenantDatabases
 
@@ -48,7 +49,6 @@ __all__ = ["BulkResult", "Operator"]
 
 C = TypeVar("C", bound=BaseModel)
 
-_BATCH: Final = 100
 _BULK_MAX: Final = 100_000
 _AT_ONCE: Final = 16
 
@@ -123,15 +123,11 @@ class Operator:
             )
         if happened != (context is not None):
             raise InvalidInput("context", "give the pivot's context if it happened, and none if it did not")
-        payload = self._checked(saga, context) if context is not None else None
+        payload: bytes | None = None
+        if context is not None:
+            payload, _ = check_context(saga, context, self._limits, sealed=self._store.keyring is not None)
         pivot = next(step.name for step in saga.steps if step.kind is StepKind.PIVOT)  # nothing else is held in doubt
         await self._move_on(run, Kind.VERDICT, by, reason, step=pivot, payload=payload)
-
-    def _checked(self, saga: Saga[C], context: C) -> bytes:
-        payload, _ = check_context(saga, context)
-        if len(payload) + SEALED_OVERHEAD_BYTES > self._limits.context_bytes_max:
-            raise PayloadTooLarge("the context", len(payload) + SEALED_OVERHEAD_BYTES, self._limits.context_bytes_max)
-        return payload
 
     async def retry_now(self, run_id: str, *, by: str, reason: str) -> None:
         """Cut the wait of a parked run short: it is due now. Raises OperatorRefused, RunNotFound."""
@@ -231,7 +227,7 @@ class Operator:
                 if not dry_run:
                     await self._move_on(run, Kind.REQUEUED, by, reason)
             except SagaError as failed:
-                result.refused[run_id] = failed.why if isinstance(failed, OperatorRefused) else str(failed)
+                result.refused[run_id] = _why(failed)
             else:
                 result.done.append(run_id)
 
@@ -271,7 +267,7 @@ class Operator:
         limit: int = _BULK_MAX,
         dry_run: bool = False,
     ) -> BulkResult:
-        """`resume` for every held run that fits, a hundred at a time; one that is refused stops none of the others."""
+        """`resume` for every held run that fits, fifty at once; one that is refused stops none of the others."""
         chosen = choose_runs(
             self._store,
             self._reach,
@@ -350,17 +346,22 @@ class Operator:
         check_limit(limit)
         await self._store.ready()
         result = BulkResult(dry_run)
-        async for run_id in every(self._store, chosen, limit):
-            if not dry_run:
-                try:
-                    await verb(run_id, by=by, reason=reason)
-                except OperatorRefused as refused:
-                    result.refused[run_id] = refused.why
-                    continue
-                except SagaError as failed:  # the account of what was done is worth more than the exception
-                    result.refused[run_id] = str(failed)
-                    continue
-            result.done.append(run_id)
+
+        async def act(run_id: str) -> str | None:
+            """Why it was refused, if it was."""
+            try:
+                await verb(run_id, by=by, reason=reason)
+            except SagaError as failed:  # the account of what was done is worth more than the exception
+                return _why(failed)
+            return None
+
+        async for page in pages(self._store, chosen, limit=limit):
+            refusals = [None] * len(page) if dry_run else await asyncio.gather(*map(act, page))
+            for run_id, why in zip(page, refusals, strict=True):
+                if why is None:
+                    result.done.append(run_id)
+                else:
+                    result.refused[run_id] = why
         return result
 
     # ---------------------------------------------------------------- shared
@@ -400,20 +401,6 @@ class Operator:
             ) from moved
 
 
-async def every(store: MongoStore, chosen: RunFilter, limit: int) -> AsyncIterator[str]:
-    """The ids of the chosen runs, newest first, at most `limit`, read in batches. Runs may move meanwhile."""
-    after: RunPosition | None = None
-    left = limit
-    while left > 0:
-        page = await store.runs.page(chosen, after=after, limit=min(_BATCH, left))
-        for run in page:
-            yield run.run_id
-        if len(page) < _BATCH:
-            return
-        left -= len(page)
-        after = RunPosition(page[-1].created_at, page[-1].run_id)
-
-
 def _deadline_anew(run: RunRecord, now: datetime) -> datetime | None:
     if run.deadline is None or run.deadline <= run.created_at:  # over before it was started: no time to carry over
         return None
@@ -421,6 +408,11 @@ def _deadline_anew(run: RunRecord, now: datetime) -> datetime | None:
         return now + (run.deadline - run.created_at)
     except OverflowError:  # it was at the end of all time, and there it stays
         return run.deadline
+
+
+def _why(failed: SagaError) -> str:
+    """Beside the run's id, which an OperatorRefused names as well."""
+    return failed.why if isinstance(failed, OperatorRefused) else str(failed)
 
 
 def _not_held(run: RunRecord) -> str:

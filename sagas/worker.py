@@ -23,7 +23,7 @@ from sagas.clock import Monotonic, monotonic, new_token
 from sagas.definition import Saga
 from sagas.errors import DefinitionError, FenceLost, InvalidInput, StoreError, StoreUnavailable
 from sagas.executor import Attempt, Executor, Parked
-from sagas.keyring import ClaimRound
+from sagas.keyring import ClaimRound, refuse_unkeyed
 from sagas.lease import Lease, LeaseLapsed
 from sagas.limits import Limits
 from sagas.log import get_logger
@@ -125,12 +125,7 @@ class Worker:
         of the database ends it.
         """
         await self._store.ready()
-        if self._store.keyring is None and await self._store.keys.page(after=None, limit=1):
-            raise InvalidInput(
-                "keyring",
-                "payloads in this database are sealed, and a worker without their keys could do nothing but put runs "
-                "on hold; give the store its keyring: MongoStore(database, keyring=...)",
-            )
+        refuse_unkeyed(self._store, "a worker without their keys could do nothing but put runs on hold")
         pool = ThreadPoolExecutor(self.options.threads, thread_name_prefix="sagas-step")
         executor = Executor(
             self._store,
@@ -212,21 +207,19 @@ class Worker:
             self._wake.clear()
             pause = self.options.poll
             room = self._room
-            if room == 0:
-                self._backlog = True
-            else:
-                try:
+            claimed: int | None = None  # not known: nothing was asked, or there was no answer
+            try:
+                if room:
                     claimed = await self._claim(executor, definitions, room)
-                    self._backlog = claimed == room
-                    if self._backlog:
-                        continue
-                    pause = min(pause, _GATHER if claimed else await self._until_next_due(definitions))
-                except StoreError as error:
-                    self._backlog = True
-                    self._log.warning("claim failed, trying again", error=str(error))
-                except Exception as fault:
-                    self._backlog = True
-                    self._log.error("claim failed after a fault of the engine, trying again", **_where(fault))
+                    if claimed < room:
+                        pause = min(pause, _GATHER if claimed else await self._until_next_due(definitions))
+            except StoreError as error:
+                self._log.warning("claim failed, trying again", error=str(error))
+            except Exception as fault:
+                self._log.error("claim failed after a fault of the engine, trying again", **_where(fault))
+            self._backlog = claimed is None or claimed == room
+            if claimed == room > 0:
+                continue
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(pause.total_seconds()):
                     await self._wake.wait()

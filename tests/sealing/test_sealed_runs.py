@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 
 import pytest
@@ -33,7 +33,8 @@ from sagas import (
     Worker,
     WorkerOptions,
 )
-from sagas.sealing import Slot
+from sagas.sealing import Slot, keys_needed
+from sagas_store.runs import NewRun
 from tests.sealing.deployment import WHY, Deployment, Order, fulfil
 
 # ------------------------------------------------------------------------------------ sealed, end to end
@@ -299,6 +300,36 @@ async def test_after_a_rotation_old_runs_go_on_and_say_which_keys_they_need(shop
 
 
 # ------------------------------------------------------------------------------------ whom one reaches
+
+
+async def test_a_long_list_of_starts_is_sealed_as_it_is_stored(
+    shop: Deployment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The key that was newest when the list began may be discarded before its end: no run needed it yet."""
+    insert, batches = shop.store.runs.insert_many, []
+
+    async def then_rotated(runs: Sequence[NewRun]) -> set[str]:
+        existing = await insert(runs)
+        batches.append({key for run in runs for key in run.keys})
+        await shop.operator.keys.rotate("vinet")
+        return existing
+
+    monkeypatch.setattr(shop.store.runs, "insert_many", then_rotated)
+    runs = await shop.client.start_many(fulfil, [Start(Order(number=n), tenant="vinet") for n in range(1001)])
+    first, second = batches
+    assert len(first) == len(second) == 1
+    assert first != second
+    stored = await shop.database["sagas.runs"].find_one({"_id": runs[-1].run_id})
+    assert keys_needed([stored["input"]]) == set(stored["keys"]) == second
+
+
+async def test_a_key_that_cannot_be_had_is_told_before_anything_of_a_list_is_stored(shop: Deployment) -> None:
+    await shop.client.start(fulfil, Order(), tenant="hanar")
+    shop.lose("hanar")
+    starts = [Start(Order(), tenant=tenant) for tenant in ("vinet", None, "hanar")]
+    with pytest.raises(KeyLost):
+        await shop.anew().client.start_many(fulfil, starts)
+    assert len((await shop.client.runs()).runs) == 1
 
 
 async def test_a_bound_client_reaches_its_tenant_alone(shop: Deployment) -> None:
