@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
-import contextvars
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -46,15 +45,15 @@ from sagas.errors import (
 from sagas.identity import run_id_of
 from sagas.keyring import WORDS_PATIENCE_S, ClaimRound, Keyring, keys_of, opened_text, refuse_unkeyed
 from sagas.limits import Limits
-from sagas.log import get_logger
 from sagas.payload import dump_text, load_context, load_error, load_text
+from sagas.restwatch import rest_watch_of
 from sagas.sealing import Slot, place_of_payload, place_of_reason
 from sagas.stopping import StopAnswer, StopOutcome, StopPreview, answer, check_words, preview
 from sagas.tenancy import Reach, store_of
 from sagas.texts import check_utf8
 from sagas_store import MongoStore
 from sagas_store.entries import Cause, Entry, Kind
-from sagas_store.errors import RunExists, StoreError
+from sagas_store.errors import RunExists
 from sagas_store.runs import NewRun, RunPosition, RunRecord
 from sagas_store.states import HELD, OPEN, SETTLED, Decision, State
 from sagas_store.tenants import TenantDatabases
@@ -67,10 +66,6 @@ _KEY_MAX: Final = 512
 _BATCH_MAX: Final = 1000
 _COMPARED_MAX: Final = 100
 _PAGE_MAX: Final = 1000
-_POLL_FIRST_S: Final = 0.25
-_POLL_MAX_S: Final = 5.0
-_OPEN_MAX_S: Final = 1.0
-_LINGER_S: Final = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,11 +233,12 @@ class Client:
         self._keys = keys_of(self._store)
         self._reach = Reach(tenant)
         self._limits = limits or Limits()
-        self._rest = _Rest(self._store)
+        self._closed = False
 
     async def close(self) -> None:
-        """Stop listening for results. The database client is the application's to close."""
-        await self._rest.close()
+        """End the waits for results. The database client is the application's to close."""
+        self._closed = True
+        await rest_watch_of(self._store).close(self)
 
     async def __aenter__(self) -> Self:
         """Use as a context manager to close it at the end."""
@@ -564,7 +560,9 @@ class Client:
         while True:
             timed_out = False
             try:
-                await self._rest.wait(run_id, ends_at)
+                if self._closed:
+                    raise ClientClosed(run_id)
+                await rest_watch_of(self._store).wait(self, run_id, ends_at)
             except TimeoutError:
                 timed_out = True
             record = await self._record(run_id)
@@ -622,7 +620,8 @@ class Run(Generic[C]):
         """Wait until the run comes to rest and return its last context; `timeout` in seconds, None waits for ever.
 
         Raises RunRolledBack, RunFailed or RunHeld with what happened, ResultTimeout when it is still going on,
-        RunNotFound, ClientClosed when the client is closed meanwhile. All waiters share one change stream and one poll.
+        RunNotFound, ClientClosed when the client is closed meanwhile. All who wait through one store share one
+        change stream and one poll.
         """
         return await self._client._result(self._saga, self.run_id, timeout)  # noqa: SLF001 - one subject in two classes
 
@@ -641,108 +640,6 @@ class Run(Generic[C]):
     async def journal(self) -> list[JournalLine]:
         """Its timeline, oldest first."""
         return await self._client.journal(self.run_id)
-
-
-class _Rest:
-    """Tells waiters when their runs come to rest: one change stream and one poll for all of them."""
-
-    def __init__(self, store: MongoStore) -> None:
-        self._store = store
-        self._waiting: dict[str, set[asyncio.Future[None]]] = {}
-        self._listening = asyncio.Event()
-        self._joined = asyncio.Event()
-        self._tasks: list[asyncio.Task[None]] = []
-        self._closed = False
-
-    async def wait(self, run_id: str, ends_at: float | None) -> None:
-        """Return once the run is held or settled. Raises TimeoutError at `ends_at`, by the loop's clock; ClientClosed.
-
-        Only the waiting itself is broken off. A question to the database ends by the store's patience: the driver does
-        not pass every cancellation on, and whoever's was lost would wait for ever.
-        """
-        if self._closed:
-            raise ClientClosed(run_id)
-        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        future.add_done_callback(_seen)
-        self._waiting.setdefault(run_id, set()).add(future)
-        self._joined.set()
-        try:
-            self._listen()
-            if not self._listening.is_set():
-                if await self._store.runs.at_rest([run_id]):
-                    return  # whatever becomes of the stream
-                opened_by = asyncio.get_running_loop().time() + _OPEN_MAX_S
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout_at(opened_by if ends_at is None else min(opened_by, ends_at)):
-                        await self._listening.wait()
-            # Listening first, then looking: nothing happens unseen in between. Without a stream the poll will do.
-            if not await self._store.runs.at_rest([run_id]):
-                async with asyncio.timeout_at(ends_at):
-                    await future
-        finally:
-            waiting = self._waiting.get(run_id, set())
-            waiting.discard(future)
-            if not waiting:
-                self._waiting.pop(run_id, None)
-
-    def _listen(self) -> None:
-        if self._closed or (self._tasks and not any(task.done() for task in self._tasks)):
-            return
-        for task in self._tasks:
-            task.cancel()
-        self._listening.clear()
-        # They are everybody's: a deadline that whoever comes first has set for himself (pymongo.timeout) is not theirs.
-        self._tasks = [
-            asyncio.create_task(work, context=contextvars.Context())
-            for work in (self._store.hints.on_rest(self._notice, self._listening), self._poll())
-        ]
-
-    def _notice(self, run_id: str) -> None:
-        for future in self._waiting.pop(run_id, set()):
-            if not future.done():
-                future.set_result(None)
-
-    async def _poll(self) -> None:
-        """The change stream may be late or down: look, ever less often. Ends both after a minute without a waiter."""
-        loop = asyncio.get_running_loop()
-        pause, busy_at = 0.0, loop.time()
-        while loop.time() - busy_at < _LINGER_S:
-            if pause > _POLL_FIRST_S:
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(pause - _POLL_FIRST_S):
-                        await self._joined.wait()
-            pause = _POLL_FIRST_S if self._joined.is_set() else min(2 * max(pause, _POLL_FIRST_S), _POLL_MAX_S)
-            self._joined.clear()
-            await asyncio.sleep(_POLL_FIRST_S)
-            if not self._waiting:
-                continue
-            busy_at = loop.time()
-            try:
-                for run_id in await self._store.runs.at_rest(sorted(self._waiting)):
-                    self._notice(run_id)
-            except StoreError:
-                pass  # away for the moment; whoever waits has a timeout of his own
-            except Exception:  # everybody waits for this: it goes on, whatever it was
-                get_logger("sagas.client").exception("looking for results failed")
-        self._tasks[0].cancel()
-
-    async def close(self) -> None:
-        self._closed = True
-        tasks, self._tasks = self._tasks, []
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        waiting, self._waiting = self._waiting, {}
-        for run_id, futures in waiting.items():
-            for future in futures:
-                if not future.done():
-                    future.set_exception(ClientClosed(run_id))
-
-
-def _seen(future: asyncio.Future[None]) -> None:
-    """Whoever waited may have given up, or have looked for himself: then nobody else asks what came of it."""
-    if not future.cancelled():
-        future.exception()
 
 
 # ---------------------------------------------------------------------------------------------- small things

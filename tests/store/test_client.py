@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack
 from datetime import UTC, datetime, timedelta, timezone
+from itertools import cycle
 from typing import Any, cast
 
 import pymongo
@@ -17,6 +19,7 @@ from pymongo import AsyncMongoClient
 from sagas import (
     HELD,
     Client,
+    ClientClosed,
     InvalidInput,
     JournalLine,
     KeyConflict,
@@ -36,6 +39,7 @@ from sagas import (
 )
 from sagas.identity import run_id_of
 from sagas.payload import dump_error
+from sagas.restwatch import rest_watch_of
 from sagas_store import MongoStore
 from sagas_store.entries import Cause, Kind
 from sagas_store.runs import RunRecord
@@ -648,7 +652,8 @@ async def test_a_waiter_that_gives_up_does_not_take_the_others_along(client: Cli
 
 async def waited_for(client: Client, counts: dict[str, int]) -> None:
     async def registered() -> bool:
-        return {run_id: len(waiting) for run_id, waiting in client._rest._waiting.items()} == counts
+        awaited = rest_watch_of(client._store)._awaited
+        return {run_id: len(one.waiters) for run_id, one in awaited.items()} == counts
 
     await eventually(registered, what="all who wait have said so")
 
@@ -711,17 +716,61 @@ async def test_a_client_without_change_streams_learns_of_results_by_its_first_po
         assert loop.time() - begun < 0.8, "it was at rest when it was asked for"
 
 
+async def test_a_client_that_is_closed_takes_no_other_along(store: MongoStore) -> None:
+    async with Client(store) as staying:
+        async with Client(store) as leaving:
+            run, record = await claimed(staying, store)
+            mine = asyncio.create_task(run.result(SOON_S))
+            theirs = asyncio.create_task(leaving.run(ORDER, run_id=run.run_id).result())
+            await waited_for(staying, {run.run_id: 2})
+        with pytest.raises(ClientClosed):
+            await theirs
+        with pytest.raises(ClientClosed):
+            await leaving.run(ORDER, run_id=run.run_id).result()
+        await complete(store, record)
+        assert await mine == Order(number="a", lines=9)
+
+
+async def test_the_poll_asks_ever_less_often_for_a_run_however_many_others_come(
+    client: Client, store: MongoStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at_rest, asked = store.runs.at_rest, Counter[str]()
+    loop = asyncio.get_running_loop()
+
+    async def counted(run_ids: Sequence[str]) -> list[str]:
+        asked.update(run_ids)
+        return await at_rest(run_ids)
+
+    monkeypatch.setattr(store.runs, "at_rest", counted)
+    first, _ = await claimed(client, store)
+    waiting = [asyncio.create_task(first.result(60))]
+    until = loop.time() + 3
+
+    async def joined() -> bool:
+        run = await client.start(ORDER, A)
+        waiting.append(asyncio.create_task(run.result(60)))
+        return loop.time() > until
+
+    await eventually(joined, what="newcomers for three seconds")
+    assert len(waiting) > 20
+    assert asked[first.run_id] <= 2 + 4, "for itself at first; then after 0.25, 0.75, 1.75 and 3.75 s"
+    for task in waiting:
+        task.cancel()
+    await asyncio.gather(*waiting, return_exceptions=True)
+
+
 async def test_five_hundred_waiters_share_one_stream_and_one_poll(
     store: MongoStore, database: Any, driver: str, mongo_uri: str
 ) -> None:
+    """Of fifty clients: an application may well make one for each request."""
     commands = Commands()
     loop = asyncio.get_running_loop()
-    async with (
-        client_of(driver, mongo_uri, event_listeners=[commands]) as connection,
-        Client(MongoStore(connection[database.name])) as client,
-    ):
-        runs = await client.start_many(ORDER, [Start(A) for _ in range(500)])
-        ids = {run.run_id for run in runs}
+    async with client_of(driver, mongo_uri, event_listeners=[commands]) as connection, AsyncExitStack() as clients:
+        same_store = MongoStore(connection[database.name])
+        many = [await clients.enter_async_context(Client(same_store)) for _ in range(50)]
+        client = many[0]
+        ids = {run.run_id for run in await client.start_many(ORDER, [Start(A) for _ in range(500)])}
+        runs = [one.run(ORDER, run_id=run_id) for one, run_id in zip(cycle(many), ids, strict=False)]
         waiting = [asyncio.create_task(run.result(60)) for run in runs]
         await waited_for(client, dict.fromkeys(ids, 1))
 
@@ -737,11 +786,10 @@ async def test_five_hundred_waiters_share_one_stream_and_one_poll(
         await eventually(own_looks_done, what="each has looked for itself once")
         before, begun = len(polls()), loop.time()
 
-        async def polled_twice() -> bool:
-            return len(polls()) >= before + 2
+        async def polled_for_all() -> bool:
+            return ids <= set().union(*polls()[before:])
 
-        await eventually(polled_twice, what="two polls")
-        assert polls()[-1] == ids, "one poll asks for all"
+        await eventually(polled_for_all, what="the poll has asked for all")
         assert len(polls()) - before <= 4 * (loop.time() - begun) + 2
         assert len(commands.of("aggregate")) == 1, "one stream"
         asked = len(commands.of("find"))
