@@ -25,7 +25,7 @@ from sagas.errors import DefinitionError
 from sagas.log import get_logger
 from sagas.policy import COMPENSATION_RETRY, FORWARD_RETRY, STEP_RETRY, RetryPolicy
 
-__all__ = ["Fate", "Part", "Saga", "Step", "StepDefinition", "StepKind"]
+__all__ = ["Fate", "Part", "Saga", "Step", "StepDefinition", "StepKind", "StopAsked", "is_plain", "kinds_of"]
 
 C = TypeVar("C", bound=BaseModel)
 R = TypeVar("R", default=Any)
@@ -49,6 +49,14 @@ class Fate(StrEnum):
     """It may have happened or not (a timeout, a lost worker). Undo it if it is there, and accept that it may not be."""
 
 
+class StopAsked(asyncio.Event):
+    """Whether a stop was asked: `if step.stop_asked`, or `await step.stop_asked.wait()`."""
+
+    def __bool__(self) -> bool:
+        """Whether it is set; an event that were always true would turn back every step that looks at it."""
+        return self.is_set()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step(Generic[R]):
     """What a step, compensation or probe is given beside the context. `R` is the type of the worker's resources."""
@@ -65,9 +73,9 @@ class Step(Generic[R]):
     Give it to whoever carries out the effect, so that a repeated request has the effect once."""
     resources: R
     """The worker's `resources`: connections, clients, settings."""
-    stop_asked: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set when a stop is asked that will be honoured, or the deadline passes: a step may look at it, or wait for it,
-    and finish early. After the step's `stop_grace` it is broken off."""
+    stop_asked: StopAsked = field(default_factory=StopAsked)
+    """True once a stop is asked that will be honoured, or the deadline passes: a step may look at it, or wait for it
+    (`await step.stop_asked.wait()`), and finish early. After the step's `stop_grace` it is broken off."""
     fate: Fate = Fate.KNOWN
     """For compensations: whether the step's effect is known to have happened."""
     step_key: str = ""
@@ -185,6 +193,16 @@ class StepDefinition(Generic[C]):
 
     def _wrong(self, problem: str) -> DefinitionError:
         return DefinitionError(self.saga.name, self.name, problem)
+
+
+def kinds_of(fingerprint: str) -> dict[str, str]:
+    """The value of each step's `StepKind` by the step's name, in order, also where the definition is not at hand."""
+    return dict(part.rsplit(":", 1) for part in fingerprint.split())
+
+
+def is_plain(fingerprint: str) -> bool:
+    """Whether it is of a plain durable function: nothing of it can be undone, and nothing is a pivot."""
+    return set(kinds_of(fingerprint).values()) <= {StepKind.UNCOMPENSATED.value}
 
 
 class Saga(Generic[C]):
@@ -336,7 +354,7 @@ class Saga(Generic[C]):
     @functools.cached_property
     def plain(self) -> bool:
         """Whether nothing of it can be undone and nothing is a pivot: a plain durable function."""
-        return all(step.kind is StepKind.UNCOMPENSATED for step in self.steps)
+        return is_plain(self.fingerprint)
 
     @property
     def _has_pivot(self) -> bool:

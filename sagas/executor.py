@@ -44,7 +44,7 @@ from sagas.decide import (
     next_action,
     once_announced,
 )
-from sagas.definition import Part, Saga, Step, StepKind
+from sagas.definition import Part, Saga, Step, StepKind, StopAsked
 from sagas.errors import CannotOpen, FenceLost, JournalMisfit, KeyUnavailable, NonRetryable, Unreadable
 from sagas.identity import compensation_key, step_key
 from sagas.keyring import ClaimRound, keys_of, sealer_of
@@ -183,7 +183,7 @@ class Attempt:
         self._in_hand: Perform | None = None
         self._overstays_at: float | None = None
         """By the monotonic clock: when the function in hand should have ended, timed out or broken off."""
-        self._stop_asked = asyncio.Event()
+        self._stop_asked = StopAsked()
         self._broken_off = False
 
     # ---------------------------------------------------------------- told by the worker
@@ -618,7 +618,7 @@ class Attempt:
             fate=action.fate,
             step_key=key,
             # Compensations know nothing of stops: one that shares code with its step must not finish early.
-            stop_asked=asyncio.Event() if undoes else self._stop_asked,
+            stop_asked=StopAsked() if undoes else self._stop_asked,
             session=session,
         )
 

@@ -28,7 +28,7 @@ from sagas.choosing import (
     read_run,
 )
 from sagas.clock import new_token
-from sagas.definition import Saga, StepKind
+from sagas.definition import Saga, StepKind, is_plain
 from sagas.errors import InvalidInput, NoKeyring, OperatorRefused, RunNotFound, SagaError
 from sagas.identity import restart_id_of
 from sagas.keykeeping import KeyKeeper
@@ -36,7 +36,7 @@ from sagas.keyring import ClaimRound, keys_of, sealer_of
 from sagas.limits import Limits
 from sagas.payload import dump_text
 from sagas.sealing import Slot, place_of_newest_context, place_of_payload, place_of_reason
-from sagas.stopping import check_words
+from sagas.stopping import NOTHING_TO_UNDO, check_words
 from sagas.tenancy import Reach, store_of
 from sagas_store import MongoStore
 from sagas_store.entries import Entry, Kind
@@ -53,6 +53,7 @@ _BULK_MAX: Final = 100_000
 _AT_ONCE: Final = 16
 
 _RESUMABLE: Final = frozenset({State.FORWARD_INCOMPLETE, State.COMPENSATION_FAILED, State.BROKEN, State.FAILED})
+_TWICE: Final = "a new run would do everything again; start one under its own key if you mean it"
 _RESTARTABLE: Final = frozenset({State.COMPENSATED, State.CANCELLED, State.TIMED_OUT})
 
 
@@ -147,13 +148,16 @@ class Operator:
         """Start a new run with the input of one that was undone, and return its id; the new one names the old.
 
         Once: asked again it returns the same new run (restart that one if it was undone too). Refused for runs that
-        completed or that still owe work, because it would repeat their effects. Where the old one had a deadline the
+        completed or that still owe work, and for plain durable functions that had begun, because it would repeat their
+        effects. Where the old one had a deadline the
         new one has as long from its own start as the old one had.
         """
         check_words(by, reason)
         run = await self._read(run_id)
         if run.state not in _RESTARTABLE:
             raise OperatorRefused(run_id, run.state, _not_undone(run))
+        if is_plain(run.fingerprint) and run.attempts > 0:
+            raise OperatorRefused(run_id, run.state, f"it had begun, and {NOTHING_TO_UNDO}: {_TWICE}")
         now = self._store.clock.now()
         new_id = restart_id_of(run_id)
         sealer = await self._keys.sealer(run.tenant, new_id)
@@ -423,7 +427,7 @@ def _not_held(run: RunRecord) -> str:
 
 def _not_undone(run: RunRecord) -> str:
     if run.state is State.COMPLETED:
-        return "it completed: a new run would do everything again; start one under its own key if you mean it"
+        return f"it completed: {_TWICE}"
     if run.state is State.FAILED:
         return "nothing of it was undone: a new run would repeat its effects; resume it"
     if run.state in HELD:

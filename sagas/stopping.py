@@ -12,7 +12,7 @@ from enum import StrEnum
 from typing import Final
 
 from sagas.decide import Progress
-from sagas.definition import Fate, StepKind
+from sagas.definition import Fate, StepKind, is_plain, kinds_of
 from sagas.errors import InvalidInput, JournalMisfit
 from sagas.texts import check_utf8
 from sagas_store.entries import Cause, Entry
@@ -20,6 +20,7 @@ from sagas_store.runs import RunRecord
 from sagas_store.states import HELD, SETTLED, Decision, Phase, State
 
 __all__ = [
+    "NOTHING_TO_UNDO",
     "StopAnswer",
     "StopOutcome",
     "StopPreview",
@@ -30,6 +31,7 @@ __all__ = [
 ]
 
 
+NOTHING_TO_UNDO: Final = "no step of it has a compensation, so what it has done stays"
 _BY_MAX: Final = 200
 _REASON_MAX: Final = 4_000
 
@@ -122,6 +124,8 @@ def _why(run: RunRecord, decision: Decision) -> str:
             )
         case Decision.WILL_BE_UNDONE if run.gate_passed_at is not None:
             return "the pivot had failed, and the run was rolling back already"
+        case Decision.WILL_BE_UNDONE if is_plain(run.fingerprint):
+            return "it came before the run's end"
         case Decision.WILL_BE_UNDONE:
             return "it came before the pivot's gate"
 
@@ -143,13 +147,15 @@ def _next(run: RunRecord, decision: Decision) -> str:
             return f"it is undone as soon as its payload opens again, which it does not now: {run.blocked.failure}"
         case _ if run.phase is Phase.ROLLING_BACK:
             return "the rollback has begun; the remaining compensations run"
+        case _ if is_plain(run.fingerprint):
+            return f"no further step begins, and the step in hand gets its grace; {NOTHING_TO_UNDO}"
         case _:
             return "no further step begins; the step in hand gets its grace, then everything is undone, newest first"
 
 
 def preview(run: RunRecord, journal: list[Entry]) -> StopPreview:
     """What a stop would do, from the run and its journal. The fingerprint tells which steps have a compensation."""
-    kinds = dict(part.rsplit(":", 1) for part in run.fingerprint.split())
+    kinds = kinds_of(run.fingerprint)
     try:
         progress = Progress.named(tuple(kinds))
         for entry in journal:
@@ -194,6 +200,8 @@ def _would(run: RunRecord, progress: Progress | None) -> tuple[StopOutcome, str]
         return StopOutcome.REFUSED, _why(run, Decision.REFUSED)
     if run.state is State.PENDING and run.attempts == 0:
         return StopOutcome.CANCELLED, "nothing has run yet"
+    if is_plain(run.fingerprint):
+        return StopOutcome.WILL_BE_UNDONE, f"it has not ended; {NOTHING_TO_UNDO}"
     return StopOutcome.WILL_BE_UNDONE, "the pivot's gate is not passed"
 
 

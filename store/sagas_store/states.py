@@ -45,7 +45,8 @@ class State(StrEnum):
     """Settled: a step failed before the pivot, and every effect is undone."""
 
     CANCELLED = "cancelled"
-    """Settled: a stop was honoured before the pivot, and every effect is undone."""
+    """Settled: a stop was honoured before the pivot, and every effect is undone; or nothing could be undone, because no
+    step has a compensation, and what was done stays. So for `timed_out`."""
 
     TIMED_OUT = "timed_out"
     """Settled: the deadline passed before the pivot, and every effect is undone."""

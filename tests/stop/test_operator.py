@@ -25,6 +25,7 @@ from sagas import (
     Operator,
     OperatorRefused,
     RunFailed,
+    RunRolledBack,
     Saga,
     SagaError,
     Start,
@@ -471,6 +472,45 @@ async def test_a_stop_that_finds_its_run_let_go_on_in_that_very_moment_stops_it(
     monkeypatch.setattr(store.interventions, "ask_stop", ask_too_early)
     answer = await run.stop(**WHY)
     assert (answer.outcome, answer.first, answer.state) == (StopOutcome.WILL_BE_UNDONE, True, State.PENDING)
+
+
+async def test_a_stop_of_what_cannot_be_undone_says_so_and_it_is_not_restarted(
+    client: Client, store: MongoStore, shop: Shop, operator: Operator
+) -> None:
+    plain = Saga("plain", Order)
+
+    @plain.step(no_compensation=True, retry=ONCE)
+    async def count(order: Order, step: Step[Shop]) -> Order:
+        step.resources.done.append("count")
+        return order
+
+    @plain.step(no_compensation=True, retry=ONCE)
+    async def book(order: Order, step: Step[Shop]) -> Order:
+        step.resources.inside.set()
+        await step.stop_asked.wait()
+        assert step.stop_asked
+        return order
+
+    @plain.step(no_compensation=True, retry=ONCE)
+    async def never(order: Order, step: Step[Shop]) -> Order:
+        raise AssertionError("a stop was asked")
+
+    untouched = await client.start(plain, Order(), delay=timedelta(hours=1))
+    assert (await untouched.stop(**WHY)).outcome is StopOutcome.CANCELLED
+    async with working(store, shop, plain):
+        run = await client.start(plain, Order())
+        await asyncio.wait_for(shop.inside.wait(), 20)
+        assert "what it has done stays" in (await run.preview_stop()).why
+        answer = await run.stop(**WHY)
+        assert (answer.outcome, answer.why) == (StopOutcome.WILL_BE_UNDONE, "it came before the run's end")
+        assert "what it has done stays" in answer.next
+        assert "undone" not in answer.next
+        with pytest.raises(RunRolledBack):
+            await run.result(20)
+    assert shop.done == ["count"]
+    with pytest.raises(OperatorRefused, match="what it has done stays: a new run would do everything again"):
+        await operator.restart_as_new(run.run_id, **MENDED)
+    await operator.restart_as_new(untouched.run_id, **MENDED)
 
 
 # -------------------------------------------------------------------- what a person is shown

@@ -302,7 +302,7 @@ blocking = Saga("blocking", Order)
 def reserve(order: Order, step: Step[Threads]) -> Order:
     step.resources.entered.set()
     if order.does == "listens":
-        while not step.stop_asked.is_set():
+        while not step.stop_asked:
             step.resources.let_go.wait(0.001)
     else:
         step.resources.let_go.wait(30)
