@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import signal
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
@@ -23,6 +24,11 @@ settings.register_profile("sagas", print_blob=True, derandomize=False, deadline=
 settings.load_profile("sagas")
 
 stretch_as_asked()
+
+# A shell that is no terminal starts what it puts in the background deaf to SIGINT, and a child inherits that: then no
+# process of these tests could be interrupted.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
