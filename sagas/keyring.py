@@ -10,10 +10,11 @@ go on working here, and how long a rotation takes to be noticed. An attempt that
 run until it ends: not being able to journal an outcome that has happened would do more harm.
 
 How often the key service is asked. Once per key and process, however many ask at once, and again when half of `max_age`
-is over. If that fails for a passing reason the key serves on until all of it is over, so a key service that is away for
-less than half of `max_age` is not noticed. A failure is remembered by whom it concerns: a passing one for `pause` by
-everybody, so that a throttled service is left alone; a denied or lost key for one claim round (`ClaimRound`), so that
-a thousand runs blocked by it cost one call, and so that a key that came back is seen by the next claim.
+is over. If that fails for a passing reason, or takes its time, the key serves on until all of it is over, so a key
+service that is away, or hangs, for less than half of `max_age` is not noticed. A failure is remembered by whom it
+concerns: a passing one for `pause` by everybody, so that a throttled service is left alone; a denied or lost key for
+one claim round (`ClaimRound`), so that a thousand runs blocked by it cost one call, and so that a key that came back is
+seen by the next claim.
 
 The first use of a tenant makes its keys: a lookup key, then a data key. A tenant that ever had keys gets none by
 itself, so a destroyed one is not silently given new ones.
@@ -79,6 +80,8 @@ K = TypeVar("K", DataKey, LookupKey)
 _KIND: Final[dict[Purpose, type[DataKey | LookupKey]]] = {Purpose.DATA: DataKey, Purpose.LOOKUP: LookupKey}
 _PURPOSE: Final = {kind: purpose for purpose, kind in _KIND.items()}
 _PAGE: Final = 100
+_REFRESH_S: Final = 0.05
+"""How long an answer that serves on, but is past half of its age, waits for a new one."""
 DEFAULT_MAX_AGE: Final = timedelta(minutes=5)
 
 WORDS_PATIENCE_S: Final = 1.0
@@ -321,19 +324,29 @@ class Keyring:
     async def _ask(self, question: Hashable, answer: Callable[[], Awaitable[T]], claim_round: ClaimRound | None) -> T:
         """The answer, from memory if it is young, else asked for once by all who want it now."""
         known = self._known.get(question)
-        if known is not None and self._monotonic() - known.as_of < self._max_age_s / 2:
+        if known is not None and self._age_s(known) < self._max_age_s / 2:
             return cast("T", known.value)
         failure = self._remembered(question, claim_round)
         if failure is None:
-            outcome = await self._flight(question, answer)
+            asked_before = question in self._flights
+            flight = self._flight(question, answer)
+            if known is not None and self._age_s(known) < self._max_age_s:
+                # A service that hangs holds up nobody who has an answer at hand; the first who asks waits a little.
+                await asyncio.wait({flight}, timeout=0 if asked_before else _REFRESH_S)
+                if not flight.done():
+                    return cast("T", known.value)
+            outcome = await asyncio.shield(flight)
             if not isinstance(outcome, _Failure):
                 return outcome
             failure = outcome
         if claim_round is not None:
             claim_round.failures[question] = failure
-        if failure.passing and known is not None and self._monotonic() - known.as_of < self._max_age_s:
+        if failure.passing and known is not None and self._age_s(known) < self._max_age_s:
             return cast("T", known.value)
         raise failure.error()
+
+    def _age_s(self, known: _Known) -> float:
+        return self._monotonic() - known.as_of
 
     def _remembered(self, question: Hashable, claim_round: ClaimRound | None) -> _Failure | None:
         if claim_round is not None and (failure := claim_round.failures.get(question)) is not None:
@@ -341,7 +354,7 @@ class Keyring:
         failure, until = self._resting.get(question, (None, 0.0))
         return failure if self._monotonic() < until else None
 
-    async def _flight(self, question: Hashable, answer: Callable[[], Awaitable[T]]) -> T | _Failure:
+    def _flight(self, question: Hashable, answer: Callable[[], Awaitable[T]]) -> asyncio.Task[T | _Failure]:
         """One task per question, which outlives whoever began it: others wait for it too."""
         flight: asyncio.Task[T | _Failure] | None = self._flights.get(question)
         if flight is None:
@@ -349,7 +362,7 @@ class Keyring:
             flight = asyncio.create_task(self._outcome(question, answer), context=contextvars.Context())
             self._flights[question] = flight
             flight.add_done_callback(lambda ended: self._landed(question, ended))
-        return await asyncio.shield(flight)
+        return flight
 
     def _landed(self, question: Hashable, flight: asyncio.Task[Any]) -> None:
         if self._flights.get(question) is flight:

@@ -28,6 +28,7 @@ from sagas.wrapping import KeyName, LocalKeyWrapper
 from sagas_store import MongoStore
 from sagas_store.keys import KeyState, Purpose
 from tests.sealing.wrapping import CountingWrapper
+from tests.support.waiting import eventually
 
 RUN = "0123456789abcdef0123456789abcdef"
 AGE = timedelta(minutes=5)
@@ -345,6 +346,29 @@ async def test_a_key_service_that_says_nothing_is_given_up_on(
     keyring = bound(store, wrapper, clock, call_timeout=timedelta(milliseconds=10))
     with pytest.raises(KeyUnavailable, match=r"no answer within 0\.01 s"):
         await keyring.current("vinet")
+
+
+async def test_a_key_service_that_hangs_holds_up_nobody_whose_key_is_at_hand(
+    keyring: Keyring, wrapper: CountingWrapper, clock: Clock
+) -> None:
+    key_id = (await keyring.current("vinet")).key_id
+    clock.move(AGE.total_seconds() * 0.6)
+    wrapper.release.clear()
+    async with asyncio.timeout(5):  # half of what one answer is waited for
+        for _ in range(20):
+            assert (await keyring.current("vinet")).key_id == key_id
+    assert wrapper.unwrapped[key_id] == 2, "one question hangs, and no other is asked meanwhile"
+    wrapper.failure = lost
+    wrapper.release.set()
+
+    async def told() -> bool:
+        try:
+            await keyring.get("vinet", key_id)
+        except KeyLost:
+            return True
+        return False
+
+    await eventually(told, what="the answer that came late counts")
 
 
 async def test_nothing_is_concluded_from_a_wrapper_that_breaks(keyring: Keyring, wrapper: CountingWrapper) -> None:
