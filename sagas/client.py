@@ -610,6 +610,7 @@ class Run(Generic[C]):
         self._client = client
         self._saga = saga
         self.run_id: Final = run_id
+        """By which it is found again: `Client.run`, `sagas show`."""
         self.created: Final = created
         """Whether this very call started it, as far as is known; False where it existed before."""
 

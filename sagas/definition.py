@@ -67,7 +67,8 @@ class Step(Generic[R]):
     attempt: int
     """Which claim of the run this is, from 1."""
     try_number: int
-    """Which execution of this step this is, as far as the journal knows, from 1."""
+    """Which execution of this step this is, from 1, as far as the journal knows. One that a crash or a drain cut short
+    counts here, though not for the retry policy; and one that was announced may count although it never began."""
     idempotency_key: str
     """The same for every try of this step of this run, on every worker and version; its compensation has another.
     Give it to whoever carries out the effect, so that a repeated request has the effect once."""

@@ -100,6 +100,7 @@ class Worker:
         by default host, process id and a few random digits.
         """
         self.name: Final = name or default_name()
+        """How it appears on runs and in journals."""
         self.options: Final = options or WorkerOptions()
         self._store = store
         self._monotonic = monotonic

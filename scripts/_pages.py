@@ -1,13 +1,14 @@
 """What a page of the docs consists of: its blocks, what each is for, and the prose around them.
 
-- a `python` block is a program. It may use `await` at the top, as in `python -m asyncio`;
+- a `python` block is a program, which a reader can save and run: it stands for itself, and imports nothing of this
+  checkout that is not installed with the packages;
 - of a `console` block the lines that begin with `$ ` are one bash script, which must succeed.
 
 Comments on the lines right above a block say otherwise. What is not listed here is an error:
 
     <!-- docs: skip (reason) -->      shown, not run
-    <!-- docs: continues -->          goes on with the program of the python block before it; runs at the last of them
     <!-- docs: file NAME -->          not run but written to that file, for the blocks after it
+    <!-- docs: after NAME -->         a part of a program: runs as if it stood at the end of that file, shown before it
     <!-- docs: exit N -->             the block ends with that exit code
     <!-- docs: same-as PATH -->       equals that file, to the letter
 """
@@ -19,7 +20,7 @@ from dataclasses import dataclass, field
 
 FENCE = re.compile(r"^(?P<indent>\s*)(?P<fence>`{3,}|~{3,})\s*(?P<language>[\w+-]*)")
 DIRECTIVE = re.compile(r"^\s*<!--\s*docs:\s*(?P<verb>[\w-]+)\s*(?P<argument>.*?)\s*-->\s*$")
-NEEDS_ARGUMENT = {"skip": True, "continues": False, "file": True, "exit": True, "same-as": True}
+VERBS = frozenset({"skip", "file", "after", "exit", "same-as"})
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,7 @@ def read_page(path: str, text: str) -> Page:
             number += length + 1
             directives = {}
         elif match := DIRECTIVE.match(line):
-            if NEEDS_ARGUMENT.get(match["verb"]) is not bool(match["argument"]):
+            if match["verb"] not in VERBS or not match["argument"]:
                 page.problem(number, f"not understood: {line.strip()}")
             directives = {**directives, match["verb"]: match["argument"]}
         else:
@@ -82,21 +83,20 @@ def read_page(path: str, text: str) -> Page:
 
 
 def programs(page: Page) -> Iterator[tuple[Block, str]]:
-    """The blocks to be acted on, in order, each with what to run: python blocks that belong together come as one."""
-    blocks = [block for block in page.blocks if "skip" not in block.directives]
-    python = [block for block in blocks if block.language == "python" and "file" not in block.directives]
-    program = ""
-    for block in blocks:
-        if "file" in block.directives:
+    """The blocks to be acted on, in order, each with what to run or to write."""
+    files: dict[str, str] = {}
+    for block in page.blocks:
+        if "skip" in block.directives:
+            continue
+        if name := block.directives.get("file"):
+            files[name] = block.text
             yield block, block.text
         elif block.language == "console":
             yield block, commands(block)
-        elif block in python:
-            program = program if "continues" in block.directives else ""
-            program += "\n" * (block.line - 1 - program.count("\n")) + block.text  # lines keep the page's numbers
-            following = python[python.index(block) + 1 :][:1]
-            if not following or "continues" not in following[0].directives:
-                yield block, program
+        elif block.language == "python":
+            before = files.get(block.directives.get("after", ""), "")
+            # Lines keep the page's numbers, where there is room for what stands before them.
+            yield block, before + "\n" * (block.line - 1 - before.count("\n")) + block.text
 
 
 def commands(block: Block) -> str:

@@ -2,7 +2,8 @@
 
     python scripts/check_docs.py                  everything
     python scripts/check_docs.py docs/cli.md      run one page only
-    python scripts/check_docs.py --no-run         only what needs no server: links, tests, command line, glossary, paths
+    python scripts/check_docs.py --no-run         only what needs no server: links, tests, commands, reference, paths
+    python scripts/check_docs.py --write          write the reference of the public names anew, and nothing else
 
 Each page runs in its own copy of the project, with a database of its own on a server that is started for the occasion.
 How a block says what is to be done with it: scripts/_pages.py.
@@ -25,6 +26,7 @@ from pymongo import MongoClient
 
 from sagas.cli import build_parser
 from sagas_store.embedded import mongodb
+from scripts import _reference as reference
 from scripts._pages import Block, Page, anchors, programs, read_page
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -36,14 +38,10 @@ OUTSIDE = re.compile(r"(?<![\w.-])/work/|\.\./shared")
 TEST = re.compile(r"(?<![\w./-])tests/(?P<path>[\w./-]*)(?P<names>(?:::\w+)*)")
 LINK = re.compile(r"\[[^\]]*\]\(<?([^)\s>]+)>?[^)]*\)|^\s*\[[^\]]+\]:\s*<?([^\s>]+)")
 
-# Compiles a program so that `await` works at the top, and runs it as __main__ with nothing imported beforehand.
-RUNNER = """
-import ast, asyncio, sys, types
-source, flags = open(sys.argv[1]).read(), ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
-sys.modules["__main__"] = main = types.ModuleType("__main__")
-result = eval(compile(source, sys.argv[1], "exec", flags, dont_inherit=True), main.__dict__)
-if result is not None: asyncio.run(result)
-"""
+# Runs a program as __main__, among the files that its page has shown.
+RUNNER = "import runpy, sys; runpy.run_path(sys.argv[1], run_name='__main__')"
+# What only whoever has this checkout, and stands in it, could import.
+NOT_INSTALLED = re.compile(r"^\s*(?:from|import) (docs|scripts|tests)\b", re.MULTILINE)
 
 
 # -- running -----------------------------------------------------------------------------------------------------------
@@ -137,6 +135,27 @@ def check_same_as(page: Page) -> None:
             page.problem(quickstart[0].line, f"the quickstart has {length} lines; {QUICKSTART_LINES_MAX} is the most")
 
 
+def check_blocks(page: Page) -> None:
+    """What only running would not find: here everything is importable, and a reader has the packages alone."""
+    files: set[str] = set()
+    for block in page.blocks:
+        files |= {block.directives["file"]} if "file" in block.directives else set()
+        if (before := block.directives.get("after")) is not None and before not in files:
+            page.problem(block.line, f"goes on with {before}, which no block before it has shown")
+        if block.language == "python" and (found := NOT_INSTALLED.search(block.text)):
+            page.problem(block.line, f"imports from {found[1]}, which readers do not have")
+
+
+def check_sagas(pages: dict[str, Page]) -> None:
+    """Readers run page after page on one database, where a worker of one would take the runs of another for its own."""
+    page_of: dict[str, str] = {}
+    for page in pages.values():
+        for block in page.blocks:
+            for name in re.findall(r"\bSaga\(\"([\w-]+)\"", block.text) if block.language == "python" else ():
+                if page_of.setdefault(name, page.path) != page.path:
+                    page.problem(block.line, f"{page_of[name]} has a saga {name!r}, too")
+
+
 def check_tests(page: Page) -> None:
     """A page that names a test as its proof must not outlive it: file or folder, and what stands behind `::`."""
     for number, line in page.lines():
@@ -227,16 +246,26 @@ def main() -> int:
     arguments = argparse.ArgumentParser(description="Check and run the docs.")
     arguments.add_argument("pages", nargs="*", metavar="PAGE", help="run only this page (README.md, docs/cli.md ...)")
     arguments.add_argument("--no-run", action="store_true", help="only what needs no server")
+    arguments.add_argument("--write", action="store_true", help="write the generated reference, and check nothing")
     options = arguments.parse_args()
 
+    if options.write:
+        written = ROOT / reference.PAGE
+        written.write_text(reference.renewed(written.read_text()))
+        return 0
     names = [name for name in project_files() if re.fullmatch(r"[^/]+\.md|docs/.*\.md", name)]
     pages = {name: read_page(name, (ROOT / name).read_text()) for name in names}
     check_links(pages)
+    check_sagas(pages)
     for page in pages.values():
         check_same_as(page)
+        check_blocks(page)
         check_tests(page)
     if "docs/glossary.md" in pages:
         check_glossary(pages["docs/glossary.md"])
+    if reference.PAGE in pages:
+        for problem in reference.problems((ROOT / reference.PAGE).read_text()):
+            pages[reference.PAGE].problem(1, problem)
     if "docs/cli.md" in pages:
         check_command_line(pages["docs/cli.md"], build_parser())
 

@@ -4,8 +4,8 @@ A wrapper is handed a key of 32 bytes and its name, and gives back bytes that on
 only under that name. It is called once per key and process and cache age, not per run, so it may be a service far away.
 
     LocalKeyWrapper       master keys from a file or from the environment
-    AwsKmsWrapper         a key of AWS KMS                (pip install 'mongo-sagas[aws]')
-    VaultTransitWrapper   a key of Vault's Transit engine (pip install 'mongo-sagas[vault]')
+    AwsKmsWrapper         a key of AWS KMS                (pip install '.[aws]')
+    VaultTransitWrapper   a key of Vault's Transit engine (pip install '.[vault]')
 
 Another one needs the two methods of `KeyWrapper` and nothing else.
 """

@@ -68,7 +68,7 @@ class AwsKmsWrapper:
             from boto3.session import Session  # noqa: PLC0415 - an extra: only who uses it needs it
             from botocore.config import Config  # noqa: PLC0415
         except ImportError:
-            raise InvalidInput("AwsKmsWrapper", "needs boto3: pip install 'mongo-sagas[aws]'") from None
+            raise InvalidInput("AwsKmsWrapper", "needs boto3: pip install '.[aws]' in the checkout") from None
         settings = {
             "region_name": key.split(":")[3] if key.count(":") > 3 else None,
             "config": Config(connect_timeout=2, read_timeout=3, retries={"total_max_attempts": 2}),

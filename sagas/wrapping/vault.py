@@ -67,7 +67,7 @@ class VaultTransitWrapper:
         try:
             import hvac  # noqa: PLC0415 - an extra: only who uses it needs it
         except ImportError:
-            raise InvalidInput("VaultTransitWrapper", "needs hvac: pip install 'mongo-sagas[vault]'") from None
+            raise InvalidInput("VaultTransitWrapper", "needs hvac: pip install '.[vault]' in the checkout") from None
         settings = {"url": url, "token": token, "timeout": 5, **client}
         return cls(hvac.Client(**settings), key, mount=mount, older=older, derived=derived)
 

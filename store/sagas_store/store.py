@@ -80,6 +80,7 @@ class MongoStore:
         self.journal = Journal(self._driver.collection(prefix + JOURNAL_SPEC_NAME), self._patience, batching)
         self.keys = Keys(self._driver, self._driver.collection(prefix + KEYS_SPEC_NAME), self._patience)
         self.schema = Schema(self._driver, prefix, self._patience)
+        """Makes the collections and indexes: `await store.schema.apply()`."""
         self.interventions = Interventions(runs, self.runs, self.journal, self._patience, self.commit_together)
         self.blocked_runs = BlockedRuns(runs, self._patience)
         self.resealing = Resealing(self._driver, runs, self.journal, self._patience)

@@ -36,24 +36,71 @@ def test_a_program_keeps_the_line_numbers_of_its_page() -> None:
     shown = page("""
         # Title
 
+        Text.
+
         ```python
         first = 1
         ```
-
-        Text.
-
-        <!-- docs: continues -->
-        ```python
-        second = first
-        ```
     """)
     ((_, program),) = programs(shown)
-    assert program.splitlines()[3] == "first = 1"
-    assert program.splitlines()[10] == "second = first"
+    assert program.splitlines()[5] == "first = 1"
     assert not shown.problems
 
 
-def test_a_block_that_does_not_continue_starts_afresh() -> None:
+def test_a_part_of_a_program_runs_at_the_end_of_the_file_it_belongs_to(project: Path) -> None:
+    text = """
+        <!-- docs: file shop.py -->
+        ```python
+        stock = ["tea"]
+        ```
+
+        <!-- docs: after shop.py -->
+        ```python
+        stock.append("coffee")
+        assert stock == ["tea", "coffee"], stock
+        ```
+
+        ```python
+        from shop import stock
+
+        assert stock == ["tea"], stock
+        ```
+    """
+    assert not run_page(text)
+    assert "ImportError" in run_page(text.replace("import stock", "import gone"))[0]
+
+
+def test_a_part_of_a_file_that_was_not_shown_is_reported() -> None:
+    shown = page("<!-- docs: after shop.py -->\n```python\n```\n<!-- docs: file shop.py -->\n```python\n```")
+    check_docs.check_blocks(shown)
+    assert shown.problems == ["docs/page.md:3: goes on with shop.py, which no block before it has shown"]
+
+
+def test_a_program_is_one_that_python_runs(project: Path) -> None:
+    (problem,) = run_page("```python\nimport asyncio\nawait asyncio.sleep(0)\n```")
+    assert "SyntaxError" in problem
+
+
+def test_an_import_that_only_a_checkout_has_is_reported() -> None:
+    shown = page(
+        "```python\nfrom docs.examples import shop\nimport docstrings\n```\n```python\nimport tests.support\n```"
+    )
+    check_docs.check_blocks(shown)
+    assert shown.problems == [
+        "docs/page.md:2: imports from docs, which readers do not have",
+        "docs/page.md:6: imports from tests, which readers do not have",
+    ]
+
+
+def test_two_pages_with_a_saga_of_one_name_are_reported() -> None:
+    text = '```python\nOrders = Saga("order", Order)\nagain = Saga("order", Order, version=2)\n```'
+    first, second = page(text, "docs/a.md"), page(text, "docs/b.md")
+    check_docs.check_sagas({each.path: each for each in (first, second)})
+    assert not first.problems
+    assert second.problems == ["docs/b.md:2: docs/a.md has a saga 'order', too"] * 2
+
+
+def test_every_block_starts_afresh() -> None:
     shown = page("""
         ```python
         one = 1
@@ -85,13 +132,13 @@ def test_a_skipped_block_is_not_run_and_needs_a_reason() -> None:
     assert "not understood" in without.problems[0]
 
 
-@pytest.mark.parametrize("comment", ["<!-- docs: skpi (reason) -->", "<!-- docs: continues please -->"])
+@pytest.mark.parametrize("comment", ["<!-- docs: skpi (reason) -->", "<!-- docs: after -->"])
 def test_a_comment_with_a_typing_error_is_reported(comment: str) -> None:
     assert "not understood" in page(f"{comment}\n```python\n```").problems[0]
 
 
 def test_a_comment_away_from_its_block_is_reported() -> None:
-    assert "right above its block" in page("<!-- docs: continues -->\n\n```python\n```").problems[0]
+    assert "right above its block" in page("<!-- docs: after a.py -->\n\n```python\n```").problems[0]
 
 
 def test_a_block_that_is_never_closed_is_reported() -> None:
@@ -104,7 +151,7 @@ def test_a_failing_program_is_reported_with_the_line_of_the_page(project: Path) 
 
         ```python
         import asyncio
-        await asyncio.sleep(0)
+
         raise LookupError("gone")
         ```
     """)

@@ -174,5 +174,5 @@ def test_without_boto3_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> No
         return real(name, *args)
 
     monkeypatch.setattr(builtins, "__import__", missing)
-    with pytest.raises(InvalidInput, match=r"pip install 'mongo-sagas\[aws\]'"):
+    with pytest.raises(InvalidInput, match=r"pip install '.\[aws\]'"):
         AwsKmsWrapper.connect(ARN)

