@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
+import inspect
 import threading
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import Future
 from datetime import timedelta
 from typing import Any
 
@@ -427,6 +430,116 @@ async def test_a_probe_that_returns_what_cannot_be_journaled_has_failed(store: M
 
     info = await settle_beside_a_neighbour(store, saga)
     assert info.state is State.IN_DOUBT
+
+
+def traced(function: Callable[..., Any]) -> Callable[..., Any]:
+    """As tracers and loggers are often written: nothing about it says that what it wraps is async."""
+
+    @functools.wraps(function)
+    def wrapper(*args: Any) -> Any:
+        return function(*args)
+
+    return wrapper
+
+
+async def test_an_async_function_in_a_plain_wrapper_is_run_to_its_end(store: MongoStore) -> None:
+    saga = Saga("hostile", Parcel)
+    done: list[str] = []
+
+    @saga.step
+    @traced
+    async def reserve(parcel: Parcel, step: Step[None]) -> Parcel:
+        await asyncio.sleep(0)
+        done.append("reserve")
+        return parcel
+
+    @reserve.compensation
+    @traced
+    async def release(parcel: Parcel, step: Step[None]) -> None:
+        await asyncio.sleep(0)
+        done.append("release")
+
+    @saga.pivot(retry=TWICE)
+    @traced
+    async def charge(parcel: Parcel, step: Step[None]) -> Parcel:
+        raise TimeoutError
+
+    @charge.probe
+    @traced
+    async def find(parcel: Parcel, step: Step[None]) -> Parcel | None:
+        await asyncio.sleep(0)
+        done.append("find")
+        return None
+
+    info = await settle_beside_a_neighbour(store, saga)
+    assert info.state is State.COMPENSATED
+    assert done == ["reserve", "find", "find", "release"]
+
+
+async def refund() -> None: ...
+
+
+def notes() -> Iterator[None]:
+    yield
+
+
+async def async_notes() -> AsyncIterator[None]:
+    yield
+
+
+PROMISES: dict[str, Callable[[], Any]] = {
+    "a coroutine": refund,
+    "a task": lambda: asyncio.create_task(refund()),
+    "a future": asyncio.Future,
+    "a thread's future": Future,
+    "a generator": notes,
+    "an async generator": async_notes,
+}
+
+
+@pytest.mark.parametrize("what", PROMISES)
+async def test_what_is_only_promised_is_not_done(store: MongoStore, what: str) -> None:
+    """As when an `await` is forgotten."""
+    saga = Saga("hostile", Parcel)
+
+    @saga.step(retry=TWICE)
+    async def reserve(parcel: Parcel, step: Step[None]) -> Parcel:
+        result: Parcel = PROMISES[what]()
+        return result
+
+    @reserve.compensation(retry=TWICE)
+    async def release(parcel: Parcel, step: Step[None]) -> None:
+        result: None = PROMISES[what]()
+        return result
+
+    info = await settle_beside_a_neighbour(store, saga)
+    assert info.state is State.COMPENSATION_FAILED
+    assert [entry.kind for entry in await store.journal.load(info.run_id)] == [
+        Kind.STEP_FAILED,
+        Kind.ROLLBACK_BEGUN,
+        Kind.COMPENSATION_FAILED,
+    ]
+
+
+async def test_what_a_thread_promises_after_its_timeout_is_put_away(store: MongoStore) -> None:
+    saga = Saga("hostile", Parcel)
+    let_go = threading.Event()
+    ended: list[Any] = []
+
+    @saga.step(retry=RetryPolicy(max_attempts=1), timeout=0.05, no_compensation=True)
+    def deaf(parcel: Parcel, step: Step[None]) -> Any:
+        let_go.wait(20)
+        ended.append(refund())
+        return ended[0]
+
+    async def put_away() -> bool:
+        return bool(ended) and inspect.getcoroutinestate(ended[0]) == inspect.CORO_CLOSED
+
+    try:
+        await settle_beside_a_neighbour(store, saga)
+    finally:
+        let_go.set()
+    await eventually(put_away, what="the coroutine is closed")
 
 
 # ------------------------------------------------------------------------------------ hostile documents
