@@ -22,7 +22,7 @@ from enum import StrEnum
 from typing import Any, Final, NamedTuple
 
 from sagas.definition import Fate, Part, Saga, StepDefinition, StepKind
-from sagas.errors import JournalMisfit
+from sagas.errors import PAUSE_MAX, JournalMisfit
 from sagas.policy import Failure
 from sagas_store.entries import Cause, Entry, Kind
 from sagas_store.states import State
@@ -567,10 +567,6 @@ def lost_in_doubt(saga: Saga[Any], progress: Progress, facts: Facts, *, attempt:
 # ------------------------------------------------------------------------------------ what a failed try means
 
 
-_PAUSE_MAX: Final = timedelta(days=3650)
-"""Whatever a step asks for; a date beyond the calendar could not be stored."""
-
-
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """What the journal will say of a failed try."""
@@ -604,7 +600,7 @@ def after_failure(
     )
     failed = tries.failed + 1
     elapsed = now - (tries.since or now)
-    pause = min(max(wait(failed), failure.retry_after or timedelta(0)), _PAUSE_MAX)
+    pause = min(max(wait(failed), failure.retry_after or timedelta(0)), PAUSE_MAX)
     if not failure.retryable or not action.part.retry.allows(failed, elapsed + pause):
         return Verdict(over, in_doubt, None)
     return Verdict(again, in_doubt, now + pause)

@@ -35,7 +35,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
-from typing import ClassVar
+from typing import Any, ClassVar, Final
 
 from sagas_store.errors import (
     FenceLost,
@@ -49,6 +49,7 @@ from sagas_store.errors import (
 from sagas_store.states import State
 
 __all__ = [
+    "PAUSE_MAX",
     "CannotOpen",
     "ClientClosed",
     "DefinitionError",
@@ -82,6 +83,7 @@ __all__ = [
     "Tampered",
     "Unreadable",
     "UnsafeServer",
+    "pause_of",
 ]
 
 
@@ -298,15 +300,35 @@ class NonRetryable(Exception):
     """Raise it from a step: its effect did not happen, and no further try will change that."""
 
 
+PAUSE_MAX: Final = timedelta(days=3650)
+"""No try waits longer for its turn, whatever is asked for: a date beyond the calendar could not be stored."""
+
+
+def pause_of(asked: Any) -> timedelta | None:
+    """A pause that was asked for, in seconds, as a text of them, or as a timedelta; None where it is none of these."""
+    if isinstance(asked, timedelta):
+        return asked
+    try:
+        return timedelta(seconds=min(float(asked), PAUSE_MAX.total_seconds()))
+    except Exception:  # not a number, or not even a thing that can be asked for one
+        return None
+
+
 class Retryable(Exception):
-    """Raise it from a step: try again, after `retry_after` (seconds or timedelta) at the earliest, else by the policy.
+    """Raise it from a step: try again, after `retry_after` at the earliest, else by the policy.
+
+    `retry_after` is a timedelta or seconds, also as text, as HTTP's Retry-After has them. Anything else counts as not
+    given (that header may be a date): an odd answer of somebody else's must not decide what becomes of a run.
 
     It means that the effect did not happen. Where that is not certain, pass `in_doubt=True`.
     """
 
+    retry_after: timedelta | None = None  # also for subclasses that do not call this class's __init__
+    in_doubt: bool = False
+
     def __init__(
-        self, message: str = "", *, retry_after: float | timedelta | None = None, in_doubt: bool = False
+        self, message: str = "", *, retry_after: float | str | timedelta | None = None, in_doubt: bool = False
     ) -> None:
         super().__init__(message)
-        self.retry_after = timedelta(seconds=retry_after) if isinstance(retry_after, int | float) else retry_after
+        self.retry_after = pause_of(retry_after)
         self.in_doubt = in_doubt

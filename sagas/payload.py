@@ -95,7 +95,7 @@ def dump_error(error: BaseException) -> bytes:
     detail = {
         "type": _type_name(error),
         "message": _said(error)[:_MESSAGE_MAX],
-        "traceback": "".join(traceback.format_exception(error, limit=-12))[-_TRACEBACK_MAX:],
+        "traceback": _traced(error)[-_TRACEBACK_MAX:],
     }
     return _JSON + json.dumps(detail).encode()
 
@@ -134,6 +134,13 @@ def _said(error: BaseException) -> str:
         return str(error)
     except Exception as failed:
         return f"(its text cannot be had: {type(failed).__name__})"
+
+
+def _traced(error: BaseException) -> str:
+    try:
+        return "".join(traceback.format_exception(error, limit=-12))
+    except Exception as failed:  # groups nested too deep, a SyntaxError of odd parts
+        return f"(its traceback cannot be had: {type(failed).__name__})"
 
 
 def _type_name(error: BaseException) -> str:
