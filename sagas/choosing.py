@@ -152,6 +152,7 @@ def check_context(saga: Saga[C], context: object, limits: Limits, *, sealed: boo
 
     Raises InvalidInput, PayloadTooLarge.
     """
+    limits.check_room(saga)
     try:
         payload, read_back = dump_context(saga.context, context)
     except NotJournalable as error:

@@ -25,7 +25,7 @@ from sagas.errors import DefinitionError
 from sagas.log import get_logger
 from sagas.policy import COMPENSATION_RETRY, FORWARD_RETRY, STEP_RETRY, RetryPolicy
 
-__all__ = ["Fate", "Part", "Saga", "Step", "StepDefinition", "StepKind"]
+__all__ = ["STEPS_MAX", "Fate", "Part", "Saga", "Step", "StepDefinition", "StepKind"]
 
 C = TypeVar("C", bound=BaseModel)
 R = TypeVar("R", default=Any)
@@ -35,7 +35,7 @@ CompensationFunction = Callable[[C, "Step[Any]"], Awaitable[None] | None]
 ProbeFunction = Callable[[C, "Step[Any]"], Awaitable[C | None] | C | None]
 
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,63}")
-_STEPS_MAX: Final = 100
+STEPS_MAX: Final = 100
 DEFAULT_TIMEOUT: Final = timedelta(seconds=60)
 STOP_GRACE: Final = timedelta(seconds=10)
 
@@ -368,8 +368,8 @@ class Saga(Generic[C]):
             raise DefinitionError(self.name, str(name), _name_problem("a step") + "; pass name=")
         if any(step.name == name for step in self._steps):
             raise DefinitionError(self.name, name, "two steps have this name; a journal could not tell them apart")
-        if len(self._steps) >= _STEPS_MAX:
-            raise DefinitionError(self.name, name, f"a saga has at most {_STEPS_MAX} steps")
+        if len(self._steps) >= STEPS_MAX:
+            raise DefinitionError(self.name, name, f"a saga has at most {STEPS_MAX} steps")
         default = FORWARD_RETRY if kind is StepKind.FORWARD else STEP_RETRY
         part = _part(self, name, "step", function, retry=default if retry is None else retry, timeout=timeout)
         grace = _duration(stop_grace)

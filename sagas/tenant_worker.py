@@ -50,7 +50,7 @@ class TenantWorker:
         )
         self._handle_signals = options.handle_signals
         self._databases = databases
-        self._sagas = list(served(sagas).values())
+        self._sagas = list(served(sagas, options.limits).values())
         self._resources = resources
         self._look_s = look.total_seconds()
         self.name: Final = name or default_name()

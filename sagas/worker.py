@@ -103,7 +103,7 @@ class Worker:
         self.options: Final = options or WorkerOptions()
         self._store = store
         self._monotonic = monotonic
-        self._sagas = served(sagas)
+        self._sagas = served(sagas, self.options.limits)
         self._resources = resources
         self._attempts: dict[str, Attempt] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -408,7 +408,7 @@ def default_name() -> str:
     return f"{socket.gethostname()}:{os.getpid()}:{new_token()[:6]}"
 
 
-def served(sagas: Sequence[Saga[Any]]) -> dict[tuple[str, int], Saga[Any]]:
+def served(sagas: Sequence[Saga[Any]], limits: Limits) -> dict[tuple[str, int], Saga[Any]]:
     """The sagas by name and version. Raises InvalidInput, DefinitionError: now, rather than at the first run."""
     if not sagas:
         raise InvalidInput("sagas", "a worker needs at least one saga to serve")
@@ -419,6 +419,7 @@ def served(sagas: Sequence[Saga[Any]]) -> dict[tuple[str, int], Saga[Any]]:
         if (saga.name, saga.version) in by_version:
             raise DefinitionError(saga.name, None, f"the worker was given version {saga.version} twice")
         _ = saga.fingerprint  # refuses a wrong definition
+        limits.check_room(saga)
         by_version[saga.name, saga.version] = saga
     return by_version
 

@@ -306,6 +306,22 @@ async def test_a_context_over_the_limit_is_refused_with_its_size(store: MongoSto
     assert await count(database) == 0
 
 
+async def test_a_start_whose_pivot_could_never_begin_is_refused(store: MongoStore, database: Any) -> None:
+    saga = Saga("ends-with-two", Order)
+    saga.pivot(name="charge")(nothing)
+    saga.step(name="ship")(nothing)
+    async with Client(store, limits=Limits(context_bytes_max=1000, run_bytes_max=1999)) as client:
+        with pytest.raises(
+            InvalidInput, match=r"Limits\.run_bytes_max: is 1,999, and saga 'ends-with-two' needs 2,000"
+        ):
+            await client.start(saga, A)
+    assert await count(database) == 0
+
+
+async def nothing(order: Order, step: Step[None]) -> Order:
+    return order
+
+
 async def test_a_limit_that_no_document_can_hold_is_refused(driver: str) -> None:
     # A run whose context fills a document has no room for its claim, and a result that does not fit one could only be
     # found out after the step had run, again and again.
