@@ -22,6 +22,7 @@ from sagas.sealing import SEALED_OVERHEAD_BYTES
 from sagas.tenancy import Reach
 from sagas.texts import check_utf8
 from sagas_store import MongoStore
+from sagas_store.numbers import COUNT_MAX, check_count
 from sagas_store.runs import RunFilter, RunPosition, RunRecord
 from sagas_store.states import State
 
@@ -163,10 +164,10 @@ def check_context(saga: Saga[C], context: object, limits: Limits, *, sealed: boo
     return payload, read_back
 
 
-def check_text(field: str, value: object) -> str:
-    """A text that can be searched for. Raises InvalidInput."""
-    if not isinstance(value, str) or len(value) > _TEXT_MAX:
-        raise InvalidInput(field, f"must be a text of at most {_TEXT_MAX} characters, not {_kind(value)}")
+def check_text(field: str, value: object, *, most: int = _TEXT_MAX) -> str:
+    """A text that can be stored and searched for. Raises InvalidInput."""
+    if not isinstance(value, str) or len(value) > most:
+        raise InvalidInput(field, f"must be a text of at most {most} characters, not {_kind(value)}")
     return check_utf8(field, value)
 
 
@@ -180,11 +181,9 @@ def check_aware(field: str, at: object) -> datetime:
         raise InvalidInput(field, "is beyond the years 1 to 9999") from None
 
 
-def check_limit(limit: object, most: int | None = None) -> int:
+def check_limit(limit: object, most: int = COUNT_MAX) -> int:
     """How many at most. Raises InvalidInput."""
-    if not isinstance(limit, int) or isinstance(limit, bool) or limit < 1 or (most is not None and limit > most):
-        raise InvalidInput("limit", f"must be a whole number from 1 {'up' if most is None else f'to {most}'}")
-    return limit
+    return check_count("limit", limit, most=most)
 
 
 def _kind(value: object) -> str:

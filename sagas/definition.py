@@ -24,6 +24,7 @@ from typing_extensions import TypeVar
 from sagas.errors import DefinitionError
 from sagas.log import get_logger
 from sagas.policy import COMPENSATION_RETRY, FORWARD_RETRY, STEP_RETRY, RetryPolicy
+from sagas_store.numbers import COUNT_MAX
 
 __all__ = ["STEPS_MAX", "Fate", "Part", "Saga", "Step", "StepDefinition", "StepKind"]
 
@@ -205,8 +206,8 @@ class Saga(Generic[C]):
             raise DefinitionError(str(name), None, _name_problem("a saga"))
         if not (inspect.isclass(context) and issubclass(context, BaseModel)):
             raise DefinitionError(name, None, f"the context must be a pydantic model class, not {context!r}")
-        if not isinstance(version, int) or isinstance(version, bool) or version < 1:
-            raise DefinitionError(name, None, f"the version must be a whole number from 1 on, not {version!r}")
+        if not isinstance(version, int) or isinstance(version, bool) or not 1 <= version <= COUNT_MAX:
+            raise DefinitionError(name, None, f"the version must be a whole number from 1 to {COUNT_MAX:,}")
         self.name: Final = name
         self.context: Final = context
         self.version: Final = version

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from typing import Any
 
 from sagas.definition import STEPS_MAX, Saga
 from sagas.errors import InvalidInput
 from sagas_store.inserts import PAYLOAD_BYTES_MAX
+from sagas_store.numbers import check_count
 
 __all__ = ["Limits"]
 
@@ -23,10 +25,8 @@ class Limits:
     defaults always leave it: as many steps as a saga can have, each with the largest context."""
 
     def __post_init__(self) -> None:
-        if not 1 <= self.context_bytes_max <= PAYLOAD_BYTES_MAX:
-            raise InvalidInput(
-                "Limits.context_bytes_max", f"must be from 1 to {PAYLOAD_BYTES_MAX:,} (a document's room)"
-            )
+        check_count("Limits.context_bytes_max", self.context_bytes_max, most=PAYLOAD_BYTES_MAX)  # a document's room
+        check_count("Limits.run_bytes_max", self.run_bytes_max, most=sys.maxsize)
         if self.run_bytes_max < self.context_bytes_max:
             raise InvalidInput("Limits.run_bytes_max", "must not be less than context_bytes_max")
 

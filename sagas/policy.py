@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import errno
+import sys
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Final, cast
 
 import tenacity
 
-from sagas.errors import PAUSE_MAX, NonRetryable, Retryable, pause_of
+from sagas.errors import InvalidInput, NonRetryable, Retryable, pause_of
 from sagas_store.faults import is_transient
+from sagas_store.numbers import DURATION_MAX, check_count, check_duration
 
 __all__ = ["COMPENSATION_RETRY", "FORWARD_RETRY", "STEP_RETRY", "Failure", "RetryPolicy"]
 
@@ -125,20 +127,18 @@ class RetryPolicy:
     def __post_init__(self) -> None:
         for name in ("initial_wait", "max_wait", "max_elapsed"):
             value = getattr(self, name)
-            if not isinstance(value, timedelta) and not (name == "max_elapsed" and value is None):
-                raise TypeError(f"RetryPolicy.{name} must be a timedelta, not {value!r}")
-            if value is not None and value < timedelta(0):
-                raise ValueError(f"RetryPolicy.{name} must not be negative")
-        if self.max_attempts is not None and not isinstance(self.max_attempts, int):
-            raise TypeError(f"RetryPolicy.max_attempts must be a whole number, not {self.max_attempts!r}")
-        if self.max_attempts is not None and self.max_attempts < 1:
-            raise ValueError(f"RetryPolicy.max_attempts must be at least 1, not {self.max_attempts}")
-        if self.max_attempts is None and self.max_elapsed is None:
-            raise ValueError("RetryPolicy needs max_attempts or max_elapsed: without a bound a run never comes to rest")
+            if value is not None or name != "max_elapsed":
+                check_duration(f"RetryPolicy.{name}", value, least=timedelta(0), most=timedelta.max)
+        if self.max_attempts is not None:
+            check_count("RetryPolicy.max_attempts", self.max_attempts, most=sys.maxsize)
+        elif self.max_elapsed is None:
+            raise InvalidInput(
+                "RetryPolicy", "needs max_attempts or max_elapsed: without a bound a run never comes to rest"
+            )
         if not isinstance(self.retry_on, tuple) or not all(
             isinstance(one, type) and issubclass(one, BaseException) for one in self.retry_on
         ):
-            raise TypeError(f"RetryPolicy.retry_on must be a tuple of exception classes, not {self.retry_on!r}")
+            raise InvalidInput("RetryPolicy.retry_on", f"must be a tuple of exception classes, not {self.retry_on!r}")
 
     def failure(self, error: BaseException) -> Failure:
         """What `error`, raised by a step, means.
@@ -197,7 +197,7 @@ class RetryPolicy:
         )(state)
         if self.jitter:
             longest = longest / 2 + tenacity.wait_random(0, longest / 2)(state)
-        return timedelta(seconds=min(longest, PAUSE_MAX.total_seconds()))
+        return timedelta(seconds=min(longest, DURATION_MAX.total_seconds()))
 
 
 STEP_RETRY: Final = RetryPolicy()
