@@ -10,9 +10,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable
 from datetime import UTC, datetime
-from typing import Any, Final, TypeVar
-
-from pydantic import BaseModel
+from typing import Any, Final
 
 from sagas.definition import Saga
 from sagas.errors import InvalidInput, PayloadTooLarge, RunNotFound
@@ -40,8 +38,6 @@ __all__ = [
     "pages",
     "read_run",
 ]
-
-C = TypeVar("C", bound=BaseModel)
 
 _TEXT_MAX: Final = 512
 _AT_ONCE: Final = 50
@@ -148,20 +144,17 @@ def check_saga(saga: object) -> Saga[Any]:
     return saga
 
 
-def check_context(saga: Saga[C], context: object, limits: Limits, *, sealed: bool) -> tuple[bytes, C]:
-    """The bytes of a context, to store or first to seal, and the context as read back from them.
-
-    Raises InvalidInput, PayloadTooLarge.
-    """
+def check_context(saga: Saga[Any], context: object, limits: Limits, *, sealed: bool) -> bytes:
+    """The bytes of a context, to store or first to seal. Raises InvalidInput, PayloadTooLarge."""
     limits.check_room(saga)
     try:
-        payload, read_back = dump_context(saga.context, context)
+        payload, _ = dump_context(saga.context, context)
     except NotJournalable as error:
         raise InvalidInput("context", str(error).replace("it returned", "is")) from None
     stored = len(payload) + (SEALED_OVERHEAD_BYTES if sealed else 0)
     if stored > limits.context_bytes_max:
         raise PayloadTooLarge("the context", stored, limits.context_bytes_max)
-    return payload, read_back
+    return payload
 
 
 def check_text(field: str, value: object, *, most: int = _TEXT_MAX) -> str:
