@@ -10,9 +10,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable
 from datetime import UTC, datetime
-from typing import Any, Final, TypeVar
-
-from pydantic import BaseModel
+from typing import Any, Final
 
 from sagas.definition import Saga
 from sagas.errors import InvalidInput, PayloadTooLarge, RunNotFound
@@ -22,6 +20,7 @@ from sagas.sealing import SEALED_OVERHEAD_BYTES
 from sagas.tenancy import Reach
 from sagas.texts import check_utf8
 from sagas_store import MongoStore
+from sagas_store.numbers import COUNT_MAX, check_count
 from sagas_store.runs import RunFilter, RunPosition, RunRecord
 from sagas_store.states import State
 
@@ -39,8 +38,6 @@ __all__ = [
     "pages",
     "read_run",
 ]
-
-C = TypeVar("C", bound=BaseModel)
 
 _TEXT_MAX: Final = 512
 _AT_ONCE: Final = 50
@@ -147,25 +144,23 @@ def check_saga(saga: object) -> Saga[Any]:
     return saga
 
 
-def check_context(saga: Saga[C], context: object, limits: Limits, *, sealed: bool) -> tuple[bytes, C]:
-    """The bytes of a context, to store or first to seal, and the context as read back from them.
-
-    Raises InvalidInput, PayloadTooLarge.
-    """
+def check_context(saga: Saga[Any], context: object, limits: Limits, *, sealed: bool) -> bytes:
+    """The bytes of a context, to store or first to seal. Raises InvalidInput, PayloadTooLarge."""
+    limits.check_room(saga)
     try:
-        payload, read_back = dump_context(saga.context, context)
+        payload, _ = dump_context(saga.context, context)
     except NotJournalable as error:
         raise InvalidInput("context", str(error).replace("it returned", "is")) from None
     stored = len(payload) + (SEALED_OVERHEAD_BYTES if sealed else 0)
     if stored > limits.context_bytes_max:
         raise PayloadTooLarge("the context", stored, limits.context_bytes_max)
-    return payload, read_back
+    return payload
 
 
-def check_text(field: str, value: object) -> str:
-    """A text that can be searched for. Raises InvalidInput."""
-    if not isinstance(value, str) or len(value) > _TEXT_MAX:
-        raise InvalidInput(field, f"must be a text of at most {_TEXT_MAX} characters, not {_kind(value)}")
+def check_text(field: str, value: object, *, most: int = _TEXT_MAX) -> str:
+    """A text that can be stored and searched for. Raises InvalidInput."""
+    if not isinstance(value, str) or len(value) > most:
+        raise InvalidInput(field, f"must be a text of at most {most} characters, not {_kind(value)}")
     return check_utf8(field, value)
 
 
@@ -179,11 +174,9 @@ def check_aware(field: str, at: object) -> datetime:
         raise InvalidInput(field, "is beyond the years 1 to 9999") from None
 
 
-def check_limit(limit: object, most: int | None = None) -> int:
+def check_limit(limit: object, most: int = COUNT_MAX) -> int:
     """How many at most. Raises InvalidInput."""
-    if not isinstance(limit, int) or isinstance(limit, bool) or limit < 1 or (most is not None and limit > most):
-        raise InvalidInput("limit", f"must be a whole number from 1 {'up' if most is None else f'to {most}'}")
-    return limit
+    return check_count("limit", limit, most=most)
 
 
 def _kind(value: object) -> str:

@@ -45,7 +45,7 @@ from sagas.errors import (
 from sagas.identity import run_id_of
 from sagas.keyring import WORDS_PATIENCE_S, ClaimRound, Keyring, keys_of, opened_text, refuse_unkeyed
 from sagas.limits import Limits
-from sagas.payload import dump_text, load_context, load_error, load_text
+from sagas.payload import dump_text, is_same_context, load_context, load_error, load_text
 from sagas.restwatch import rest_watch_of
 from sagas.sealing import Slot, place_of_payload, place_of_reason
 from sagas.stopping import StopAnswer, StopOutcome, StopPreview, answer, check_words, preview
@@ -81,15 +81,13 @@ class Start(Generic[C]):
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked(Generic[C]):
+class _Asked:
     """A start that was checked, and is not sealed yet."""
 
     run_id: str
     key: str | None
     tenant: str | None
     payload: bytes
-    context: C
-    """As it is read back from the payload."""
     at: datetime
     due_at: datetime
     deadline: datetime | None
@@ -296,9 +294,9 @@ class Client:
         """
         await self._store.ready()
         asked = [await self._checked(saga, start) for start in starts]
-        distinct: dict[str, _Asked[C]] = {}
+        distinct: dict[str, _Asked] = {}
         for one in asked:
-            if distinct.setdefault(one.run_id, one).context != one.context:
+            if not is_same_context(saga.context, distinct.setdefault(one.run_id, one).payload, one.payload):
                 raise KeyConflict(saga.name, one.key or "", one.run_id)
         for tenant in {one.tenant for one in asked}:
             await self._keys.sealer(tenant, "")  # a key that cannot be had is told before anything is stored
@@ -316,18 +314,18 @@ class Client:
                 await self._same_input(saga, one, stored.get(one.run_id))
         return [Run(self, saga, one.run_id, created=one.run_id not in existing) for one in asked]
 
-    async def _checked(self, saga: Saga[C], start: Start[C]) -> _Asked[C]:
+    async def _checked(self, saga: Saga[C], start: Start[C]) -> _Asked:
         check_saga(saga)
         refuse_unkeyed(self._store, "without its key this run's would lie in the clear")
-        payload, read_back = check_context(saga, start.context, self._limits, sealed=self._store.keyring is not None)
+        payload = check_context(saga, start.context, self._limits, sealed=self._store.keyring is not None)
         tenant = self._reach.choose(start.tenant)
         now = self._store.clock.now()
         due_at = _due(now, start.due_at, start.delay)
         deadline = _deadline(now, due_at, start.deadline if start.deadline is not None else saga.deadline)
         run_id = await self._run_id(saga, start.key, tenant) if start.key is not None else new_token()
-        return _Asked(run_id, start.key, tenant, payload, read_back, now, due_at, deadline)
+        return _Asked(run_id, start.key, tenant, payload, now, due_at, deadline)
 
-    async def _sealed(self, saga: Saga[C], asked: _Asked[C]) -> NewRun:
+    async def _sealed(self, saga: Saga[C], asked: _Asked) -> NewRun:
         sealer = await self._keys.sealer(asked.tenant, asked.run_id)
         sealed = sealer.key_id is not None
         return NewRun(
@@ -350,7 +348,7 @@ class Client:
         lookup = await self._keys.lookup_key(tenant)
         return lookup.run_id(saga.name, key) if lookup is not None else run_id_of(saga.name, key, tenant)
 
-    async def _same_input(self, saga: Saga[C], asked: _Asked[C], stored: RunRecord | None) -> None:
+    async def _same_input(self, saga: Saga[C], asked: _Asked, stored: RunRecord | None) -> None:
         """The run exists: fine if it was started with the same input, however that was written then."""
         if stored is None:
             raise RunNotFound(asked.run_id)
@@ -358,8 +356,7 @@ class Client:
         if stored.input is not None:
             opener = await self._keys.opener(stored.tenant, asked.run_id, [stored.input])
             with contextlib.suppress(Unreadable):
-                there = opener.open(Slot.INPUT, 0, stored.input)
-                same = load_context(saga.context, there, "the stored input") == asked.context
+                same = is_same_context(saga.context, opener.open(Slot.INPUT, 0, stored.input), asked.payload)
         if not same:
             raise KeyConflict(saga.name, asked.key or "", asked.run_id)
 

@@ -25,6 +25,7 @@ from sagas.definition import Fate, Part, Saga, StepDefinition, StepKind
 from sagas.errors import JournalMisfit
 from sagas.policy import Failure
 from sagas_store.entries import Cause, Entry, Kind
+from sagas_store.numbers import DURATION_MAX
 from sagas_store.states import State
 
 __all__ = [
@@ -567,10 +568,6 @@ def lost_in_doubt(saga: Saga[Any], progress: Progress, facts: Facts, *, attempt:
 # ------------------------------------------------------------------------------------ what a failed try means
 
 
-_PAUSE_MAX: Final = timedelta(days=3650)
-"""Whatever a step asks for; a date beyond the calendar could not be stored."""
-
-
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """What the journal will say of a failed try."""
@@ -604,7 +601,8 @@ def after_failure(
     )
     failed = tries.failed + 1
     elapsed = now - (tries.since or now)
-    pause = min(max(wait(failed), failure.retry_after or timedelta(0)), _PAUSE_MAX)
+    # Whatever is asked for: a date beyond the calendar could not be stored.
+    pause = min(max(wait(failed), failure.retry_after or timedelta(0)), DURATION_MAX)
     if not failure.retryable or not action.part.retry.allows(failed, elapsed + pause):
         return Verdict(over, in_doubt, None)
     return Verdict(again, in_doubt, now + pause)

@@ -24,8 +24,20 @@ from typing_extensions import TypeVar
 from sagas.errors import DefinitionError
 from sagas.log import get_logger
 from sagas.policy import COMPENSATION_RETRY, FORWARD_RETRY, STEP_RETRY, RetryPolicy
+from sagas_store.numbers import COUNT_MAX
 
-__all__ = ["Fate", "Part", "Saga", "Step", "StepDefinition", "StepKind", "StopAsked", "is_plain", "kinds_of"]
+__all__ = [
+    "STEPS_MAX",
+    "Fate",
+    "Part",
+    "Saga",
+    "Step",
+    "StepDefinition",
+    "StepKind",
+    "StopAsked",
+    "is_plain",
+    "kinds_of",
+]
 
 C = TypeVar("C", bound=BaseModel)
 R = TypeVar("R", default=Any)
@@ -35,7 +47,7 @@ CompensationFunction = Callable[[C, "Step[Any]"], Awaitable[None] | None]
 ProbeFunction = Callable[[C, "Step[Any]"], Awaitable[C | None] | C | None]
 
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,63}")
-_STEPS_MAX: Final = 100
+STEPS_MAX: Final = 100
 DEFAULT_TIMEOUT: Final = timedelta(seconds=60)
 STOP_GRACE: Final = timedelta(seconds=10)
 
@@ -224,8 +236,8 @@ class Saga(Generic[C]):
             raise DefinitionError(str(name), None, _name_problem("a saga"))
         if not (inspect.isclass(context) and issubclass(context, BaseModel)):
             raise DefinitionError(name, None, f"the context must be a pydantic model class, not {context!r}")
-        if not isinstance(version, int) or isinstance(version, bool) or version < 1:
-            raise DefinitionError(name, None, f"the version must be a whole number from 1 on, not {version!r}")
+        if not isinstance(version, int) or isinstance(version, bool) or not 1 <= version <= COUNT_MAX:
+            raise DefinitionError(name, None, f"the version must be a whole number from 1 to {COUNT_MAX:,}")
         self.name: Final = name
         self.context: Final = context
         self.version: Final = version
@@ -387,8 +399,8 @@ class Saga(Generic[C]):
             raise DefinitionError(self.name, str(name), _name_problem("a step") + "; pass name=")
         if any(step.name == name for step in self._steps):
             raise DefinitionError(self.name, name, "two steps have this name; a journal could not tell them apart")
-        if len(self._steps) >= _STEPS_MAX:
-            raise DefinitionError(self.name, name, f"a saga has at most {_STEPS_MAX} steps")
+        if len(self._steps) >= STEPS_MAX:
+            raise DefinitionError(self.name, name, f"a saga has at most {STEPS_MAX} steps")
         default = FORWARD_RETRY if kind is StepKind.FORWARD else STEP_RETRY
         part = _part(self, name, "step", function, retry=default if retry is None else retry, timeout=timeout)
         grace = _duration(stop_grace)

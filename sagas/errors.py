@@ -1,14 +1,18 @@
-"""What can go wrong, sorted by what the caller can do about it. Everything raised on purpose is a SagaError.
+"""What can go wrong, sorted by what the caller can do about it.
+
+Whatever is meant for a caller is a SagaError, wrong options included; anything else is a fault of ours.
 
     SagaError
     ├── DefinitionError        your saga is defined wrongly: fix the code, the step and the fix are named
+    ├── InvalidInput           an argument or an option is wrong: the field and the fix are named
     ├── StartRefused           this start is not possible as asked
-    │   ├── InvalidInput       an argument is wrong: the field and the fix are named
     │   ├── KeyConflict        the key was used before, with another input
     │   └── PayloadTooLarge    the context is over the limit
     ├── RunNotFound            no run has this id
     ├── OperatorRefused        an operator's verb does not apply to this run now; the reason is named
     ├── KeyRefused             an operator's verb does not apply to this key now; the reason is named
+    ├── JournalMisfit          a journal does not fit its definition: its run is held, with the difference named
+    ├── LeaseLapsed            inside a worker: a run's lease may be over, so it writes nothing more (sagas.lease)
     ├── Unreadable             stored bytes are not what they should be
     ├── CannotOpen             a sealed payload does not open now; `failure` says what that means for its run
     │   ├── KeyUnavailable     transient: the key service is throttled or away, try again later
@@ -22,7 +26,7 @@
     │   ├── RunRolledBack      failed, cancelled or timed out before its pivot; every effect is undone
     │   ├── RunFailed          a plain durable function raised for good
     │   └── RunHeld            it waits for an operator
-    └── StoreError             about the database, see sagas_store.errors (StoreUnavailable ...)
+    └── StoreError             about the database, see sagas_store.errors (StoreUnavailable, NoTenantDatabase ...)
 
 Raised by the author of a step, to say what the engine cannot know:
 
@@ -35,10 +39,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from sagas_store.errors import (
     FenceLost,
+    InvalidInput,
     SagaError,
     SchemaMismatch,
     StoreError,
@@ -46,6 +51,7 @@ from sagas_store.errors import (
     StoreUnavailable,
     UnsafeServer,
 )
+from sagas_store.numbers import DURATION_MAX
 from sagas_store.states import State
 
 __all__ = [
@@ -82,6 +88,7 @@ __all__ = [
     "Tampered",
     "Unreadable",
     "UnsafeServer",
+    "pause_of",
 ]
 
 
@@ -105,14 +112,6 @@ class DefinitionError(SagaError):
 
 class StartRefused(SagaError):
     """A run cannot be started as asked; nothing was stored."""
-
-
-class InvalidInput(StartRefused):
-    """An argument from outside is wrong; `field` names it."""
-
-    def __init__(self, field: str, problem: str) -> None:
-        super().__init__(f"{field}: {problem}")
-        self.field = field
 
 
 class KeyConflict(StartRefused):
@@ -298,15 +297,31 @@ class NonRetryable(Exception):
     """Raise it from a step: its effect did not happen, and no further try will change that."""
 
 
+def pause_of(asked: Any) -> timedelta | None:
+    """A pause that was asked for, in seconds, as a text of them, or as a timedelta; None where it is none of these."""
+    if isinstance(asked, timedelta):
+        return asked
+    try:
+        return timedelta(seconds=min(float(asked), DURATION_MAX.total_seconds()))
+    except Exception:  # not a number, or not even a thing that can be asked for one
+        return None
+
+
 class Retryable(Exception):
-    """Raise it from a step: try again, after `retry_after` (seconds or timedelta) at the earliest, else by the policy.
+    """Raise it from a step: try again, after `retry_after` at the earliest, else by the policy.
+
+    `retry_after` is a timedelta or seconds, also as text, as HTTP's Retry-After has them. Anything else counts as not
+    given (that header may be a date): an odd answer of somebody else's must not decide what becomes of a run.
 
     It means that the effect did not happen. Where that is not certain, pass `in_doubt=True`.
     """
 
+    retry_after: timedelta | None = None  # also for subclasses that do not call this class's __init__
+    in_doubt: bool = False
+
     def __init__(
-        self, message: str = "", *, retry_after: float | timedelta | None = None, in_doubt: bool = False
+        self, message: str = "", *, retry_after: float | str | timedelta | None = None, in_doubt: bool = False
     ) -> None:
         super().__init__(message)
-        self.retry_after = timedelta(seconds=retry_after) if isinstance(retry_after, int | float) else retry_after
+        self.retry_after = pause_of(retry_after)
         self.in_doubt = in_doubt

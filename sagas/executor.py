@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
+import inspect
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
 from concurrent.futures import Executor as ThreadPool
@@ -503,7 +504,7 @@ class Attempt:
                         end()
             if not isinstance(value, _Threw):
                 await self._shake_off_cancellation()
-                return _Returned(value)
+                return _returned(value)
             error = value.error
         except asyncio.CancelledError:
             if not self._cancelled_from_within():
@@ -593,7 +594,13 @@ class Attempt:
                 loop.call_soon_threadsafe(shared.free_threads.release)
 
         call.add_done_callback(ended)
-        return await asyncio.wrap_future(call)
+        try:
+            value = await asyncio.wrap_future(call)
+        except asyncio.CancelledError:
+            call.add_done_callback(_put_away)  # it goes on in its thread, and nobody takes what it returns
+            raise
+        # A wrapper of an async function (a tracer, a lambda) passes for a plain one; what it was to do begins only now.
+        return await value if inspect.isawaitable(value) else value
 
     def _watch_deadline(self) -> Sequence[Callable[[], object]]:
         """A deadline that comes while a step is in hand is like a stop: the step gets its grace."""
@@ -651,8 +658,7 @@ class Attempt:
                 # From the pivot on there is room: the gate saw to that.
                 _fits("the run's contexts together", self._progress.payload_bytes + size_bytes, limits.run_bytes_max)
         except NotJournalable as error:
-            # Pointless to repeat, but the function did return: what it was to do has probably happened.
-            return _Raised(error, Failure(retryable=False, in_doubt=True))
+            return _unusable(error)
         return payload, context
 
     async def _raised(self, action: Perform, outcome: _Raised) -> None:
@@ -705,6 +711,44 @@ def _spared(action: Perform) -> bool:
     return action.activity is Activity.COMPENSATION or (
         action.activity is Activity.STEP and action.step.kind is StepKind.PIVOT
     )
+
+
+def _returned(value: object) -> _Returned | _Raised:
+    """What a function came to that returned this. What it only promises, nobody has done: that is never success."""
+    if not _is_promise(value):
+        return _Returned(value)
+    _close(value)
+    return _unusable(
+        NotJournalable(
+            f"it returned a {type(value).__name__} that nobody awaited, so what that was to do is not done; "
+            "await it, and return what comes of it"
+        )
+    )
+
+
+def _unusable(error: NotJournalable) -> _Raised:
+    # Pointless to repeat, but the function did return: what it was to do has probably happened.
+    return _Raised(error, Failure(retryable=False, in_doubt=True))
+
+
+def _is_promise(value: object) -> bool:
+    return (
+        inspect.isawaitable(value)
+        or inspect.isgenerator(value)
+        or inspect.isasyncgen(value)
+        or isinstance(value, Future)
+    )
+
+
+def _close(value: object) -> None:
+    """Say that a coroutine is not forgotten but left out on purpose; Python warns of it otherwise."""
+    if inspect.iscoroutine(value):
+        value.close()
+
+
+def _put_away(call: Future[Any]) -> None:
+    if not call.cancelled():
+        _close(call.result())
 
 
 def _fits(what: str, size_bytes: int, limit_bytes: int) -> None:

@@ -60,6 +60,7 @@ from sagas.wrapping import KeyName, KeyWrapper, Wrapped
 from sagas_store import MongoStore
 from sagas_store.errors import KeyIdTaken
 from sagas_store.keys import KeyRecord, Keys, KeyState, NewKey, Purpose
+from sagas_store.numbers import check_duration
 from sagas_store.runs import RunRecord
 
 __all__ = [
@@ -143,10 +144,8 @@ class Keyring:
         a tenant needs `create` before its first run.
         """
         for name, value in (("max_age", max_age), ("call_timeout", call_timeout)):
-            if value <= timedelta(0):
-                raise InvalidInput(f"Keyring.{name}", "must be above zero")
-        if pause < timedelta(0):
-            raise InvalidInput("Keyring.pause", "must not be negative")
+            check_duration(f"Keyring.{name}", value)
+        check_duration("Keyring.pause", pause, least=timedelta(0))
         self._wrapper = wrapper
         self.max_age: Final = max_age
         self._max_age_s = max_age.total_seconds()

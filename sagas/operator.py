@@ -126,7 +126,7 @@ class Operator:
             raise InvalidInput("context", "give the pivot's context if it happened, and none if it did not")
         payload: bytes | None = None
         if context is not None:
-            payload, _ = check_context(saga, context, self._limits, sealed=self._store.keyring is not None)
+            payload = check_context(saga, context, self._limits, sealed=self._store.keyring is not None)
         pivot = next(step.name for step in saga.steps if step.kind is StepKind.PIVOT)  # nothing else is held in doubt
         await self._move_on(run, Kind.VERDICT, by, reason, step=pivot, payload=payload)
 

@@ -18,7 +18,16 @@ from pydantic import BaseModel, ValidationError
 
 from sagas.errors import ErrorDetail, Unreadable
 
-__all__ = ["NotJournalable", "dump_context", "dump_error", "dump_text", "load_context", "load_error", "load_text"]
+__all__ = [
+    "NotJournalable",
+    "dump_context",
+    "dump_error",
+    "dump_text",
+    "is_same_context",
+    "load_context",
+    "load_error",
+    "load_text",
+]
 
 C = TypeVar("C", bound=BaseModel)
 
@@ -67,6 +76,19 @@ def load_context(model: type[C], payload: bytes, what: str) -> C:
     raise Unreadable(what, f"does not validate as {model.__name__}: {fields}")
 
 
+def is_same_context(model: type[BaseModel], one: bytes, other: bytes) -> bool:
+    """Whether two payloads stand for the same context, although an older version may have written one of them.
+
+    By their bytes first: NaN is not equal to itself, and some types' `==` gives no answer or raises. Then it is no.
+    """
+    if one == other:
+        return True
+    try:
+        return (load_context(model, one, "the one") == load_context(model, other, "the other")) is True
+    except Exception:  # Unreadable, or of the fields' own types
+        return False
+
+
 def _text(payload: bytes, what: str) -> bytes:
     if payload[:1] != _JSON:
         raise Unreadable(what, f"unknown payload form {payload[:1].hex() or 'empty'}; written by a newer version?")
@@ -95,7 +117,7 @@ def dump_error(error: BaseException) -> bytes:
     detail = {
         "type": _type_name(error),
         "message": _said(error)[:_MESSAGE_MAX],
-        "traceback": "".join(traceback.format_exception(error, limit=-12))[-_TRACEBACK_MAX:],
+        "traceback": _traced(error)[-_TRACEBACK_MAX:],
     }
     return _JSON + json.dumps(detail).encode()
 
@@ -134,6 +156,13 @@ def _said(error: BaseException) -> str:
         return str(error)
     except Exception as failed:
         return f"(its text cannot be had: {type(failed).__name__})"
+
+
+def _traced(error: BaseException) -> str:
+    try:
+        return "".join(traceback.format_exception(error, limit=-12))
+    except Exception as failed:  # groups nested too deep, a SyntaxError of odd parts
+        return f"(its traceback cannot be had: {type(failed).__name__})"
 
 
 def _type_name(error: BaseException) -> str:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import errno
+import sys
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Final, cast
 
 import tenacity
 
-from sagas.errors import NonRetryable, Retryable, StoreUnavailable
+from sagas.errors import InvalidInput, NonRetryable, Retryable, pause_of
 from sagas_store.faults import is_transient
+from sagas_store.numbers import DURATION_MAX, check_count, check_duration
 
 __all__ = ["COMPENSATION_RETRY", "FORWARD_RETRY", "STEP_RETRY", "Failure", "RetryPolicy"]
 
@@ -20,24 +23,71 @@ _LOST_REPLIES: Final = frozenset(
         "aiohttp.client_exceptions.ClientPayloadError",
         "botocore.exceptions.ConnectionError",
         "botocore.exceptions.HTTPClientError",
+        "builtins.ConnectionError",
+        "builtins.EOFError",  # a stream that ended early: asyncio.IncompleteReadError, ftplib, multiprocessing
+        "builtins.TimeoutError",
+        "concurrent.futures.process.BrokenProcessPool",
+        "http.client.BadStatusLine",
+        "http.client.IncompleteRead",
+        "http.client.LineTooLong",
         "httpx.TransportError",
+        "multiprocessing.context.TimeoutError",
         "redis.exceptions.ConnectionError",
         "redis.exceptions.TimeoutError",
         "requests.exceptions.ChunkedEncodingError",
         "requests.exceptions.ConnectionError",
         "requests.exceptions.Timeout",
+        "sagas_store.errors.StoreUnavailable",
+        "smtplib.SMTPServerDisconnected",
+        "socket.gaierror",
+        "ssl.SSLError",
         "stripe._error.APIConnectionError",
+        "subprocess.TimeoutExpired",
+        "urllib.error.ContentTooShortError",
         "urllib3.exceptions.MaxRetryError",
         "urllib3.exceptions.ProtocolError",
         "urllib3.exceptions.TimeoutError",
     }
 )
-"""Under which classes well-known clients raise timeouts and lost connections that are not Python's own. By name, so
-none of them is needed here; docs/writing-sagas.md lists them."""
+"""Under which classes Python's own library and well-known clients raise timeouts and lost connections. By name, so none
+of them is needed here; docs/writing-sagas.md lists them."""
+
+_NEVER_SENT: Final = frozenset({"ssl.SSLCertVerificationError"})
+"""Which of these say for certain that nothing was asked of the other side."""
+
+_LOST_ERRNOS: Final = frozenset(
+    getattr(errno, name, None)  # some systems lack some
+    for name in (
+        "ECOMM", "ECONNABORTED", "ECONNREFUSED", "ECONNRESET", "EHOSTDOWN", "EHOSTUNREACH",
+        "ENETDOWN", "ENETRESET", "ENETUNREACH", "ENOBUFS", "ENONET", "ENOTCONN",
+        "EPIPE", "EPROTO", "ESHUTDOWN", "ETIMEDOUT",
+    )
+)  # fmt: skip
+"""The network's faults that Python has no class for, and those that it has one for, in an OSError of somebody's own."""
+
+_WRAPPERS: Final = {"tenacity.RetryError": "__cause__", "urllib.error.URLError": "reason"}
+"""What holds the exception that counts, and where."""
 
 
-def _is_lost_reply(kind: type[BaseException]) -> bool:
-    return any(f"{base.__module__}.{base.__qualname__}" in _LOST_REPLIES for base in kind.__mro__)
+def _is_lost_reply(error: BaseException) -> bool:
+    names = _names(error)
+    if not names.isdisjoint(_NEVER_SENT):
+        return False
+    number = error.errno if isinstance(error, OSError) else None
+    return not names.isdisjoint(_LOST_REPLIES) or (isinstance(number, int) and number in _LOST_ERRNOS)
+
+
+def _names(error: BaseException) -> frozenset[str]:
+    return frozenset(f"{base.__module__}.{base.__qualname__}" for base in type(error).__mro__)
+
+
+def _held_in(error: BaseException) -> list[BaseException]:
+    """What a group of exceptions or a wrapper of one holds; nothing in any other."""
+    if isinstance(error, BaseExceptionGroup):
+        return list(error.exceptions)
+    names = _names(error)
+    held = [getattr(error, place, None) for wrapper, place in _WRAPPERS.items() if wrapper in names]
+    return [one for one in held if isinstance(one, BaseException)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,34 +127,59 @@ class RetryPolicy:
     def __post_init__(self) -> None:
         for name in ("initial_wait", "max_wait", "max_elapsed"):
             value = getattr(self, name)
-            if not isinstance(value, timedelta) and not (name == "max_elapsed" and value is None):
-                raise TypeError(f"RetryPolicy.{name} must be a timedelta, not {value!r}")
-            if value is not None and value < timedelta(0):
-                raise ValueError(f"RetryPolicy.{name} must not be negative")
-        if self.max_attempts is not None and not isinstance(self.max_attempts, int):
-            raise TypeError(f"RetryPolicy.max_attempts must be a whole number, not {self.max_attempts!r}")
-        if self.max_attempts is not None and self.max_attempts < 1:
-            raise ValueError(f"RetryPolicy.max_attempts must be at least 1, not {self.max_attempts}")
-        if self.max_attempts is None and self.max_elapsed is None:
-            raise ValueError("RetryPolicy needs max_attempts or max_elapsed: without a bound a run never comes to rest")
+            if value is not None or name != "max_elapsed":
+                check_duration(f"RetryPolicy.{name}", value, least=timedelta(0), most=timedelta.max)
+        if self.max_attempts is not None:
+            check_count("RetryPolicy.max_attempts", self.max_attempts, most=sys.maxsize)
+        elif self.max_elapsed is None:
+            raise InvalidInput(
+                "RetryPolicy", "needs max_attempts or max_elapsed: without a bound a run never comes to rest"
+            )
         if not isinstance(self.retry_on, tuple) or not all(
             isinstance(one, type) and issubclass(one, BaseException) for one in self.retry_on
         ):
-            raise TypeError(f"RetryPolicy.retry_on must be a tuple of exception classes, not {self.retry_on!r}")
+            raise InvalidInput("RetryPolicy.retry_on", f"must be a tuple of exception classes, not {self.retry_on!r}")
 
     def failure(self, error: BaseException) -> Failure:
         """What `error`, raised by a step, means.
 
         Transient (timeouts, lost connections, those of well-known clients included, MongoDB's own passing errors,
         `retry_on`): retried, and in doubt, because the effect may have happened before the answer was lost. Retryable:
-        retried. Everything else is definite.
+        retried. Everything else is definite. A group is in doubt as soon as one in it is, and retried only if all are.
         """
+        meant = [self._meaning(one) for one in self._meant(error)]
+        return Failure(
+            retryable=all(one.retryable for one in meant),
+            in_doubt=any(one.in_doubt for one in meant),
+            retry_after=max((one.retry_after for one in meant if one.retry_after is not None), default=None),
+            # Said for itself alone: beside one that says so, others of its group were broken off and say nothing.
+            conclusive=isinstance(error, NonRetryable),
+        )
+
+    def _meant(self, error: BaseException) -> list[BaseException]:
+        """The exceptions that count: `error` itself, or those that it only holds."""
+        said = (Retryable, NonRetryable, *self.retry_on)
+        found: list[BaseException] = []
+        left, seen = [error], {id(error)}
+        while left:
+            one = left.pop()
+            held = [] if isinstance(one, said) else _held_in(one)
+            if not held:
+                found.append(one)
+            new = [inner for inner in held if id(inner) not in seen]  # one may hold itself
+            left += new
+            seen.update(map(id, new))
+        return found or [error]
+
+    def _meaning(self, error: BaseException) -> Failure:
         if isinstance(error, Retryable):
-            return Failure(retryable=True, in_doubt=error.in_doubt, retry_after=error.retry_after)
+            try:
+                return Failure(retryable=True, in_doubt=bool(error.in_doubt), retry_after=pause_of(error.retry_after))
+            except Exception:  # of a subclass's own
+                return Failure(retryable=True, in_doubt=True)
         if isinstance(error, NonRetryable):
-            return Failure(retryable=False, in_doubt=False, conclusive=True)
-        transient = (TimeoutError, ConnectionError, StoreUnavailable, *self.retry_on)
-        lost = isinstance(error, transient) or is_transient(error) or _is_lost_reply(type(error))
+            return Failure(retryable=False, in_doubt=False)
+        lost = isinstance(error, self.retry_on) or is_transient(error) or _is_lost_reply(error)
         return Failure(retryable=lost or self.retry_everything, in_doubt=lost)
 
     def allows(self, tries: int, elapsed: timedelta) -> bool:
@@ -122,7 +197,7 @@ class RetryPolicy:
         )(state)
         if self.jitter:
             longest = longest / 2 + tenacity.wait_random(0, longest / 2)(state)
-        return timedelta(seconds=longest)
+        return timedelta(seconds=min(longest, DURATION_MAX.total_seconds()))
 
 
 STEP_RETRY: Final = RetryPolicy()

@@ -10,10 +10,11 @@ from datetime import timedelta
 from typing import Any, Final
 
 from sagas.definition import Saga
-from sagas.errors import InvalidInput, SagaError
+from sagas.errors import SagaError
 from sagas.log import get_logger
-from sagas.worker import Worker, WorkerOptions, default_name, draining_on_signals, served
-from sagas_store.tenants import TenantDatabases
+from sagas.worker import WORKER_NAME_MAX, Worker, WorkerOptions, draining_on_signals, served, worker_name
+from sagas_store.numbers import check_duration
+from sagas_store.tenants import TENANT_MAX, TenantDatabases
 
 __all__ = ["TenantWorker"]
 
@@ -39,8 +40,7 @@ class TenantWorker:
 
         `look` is how often to see which tenants there are.
         """
-        if look <= timedelta(0):
-            raise InvalidInput("look", "must be above zero")
+        check_duration("look", look)
         options = options or WorkerOptions()
         self._options = replace(
             options,
@@ -50,10 +50,10 @@ class TenantWorker:
         )
         self._handle_signals = options.handle_signals
         self._databases = databases
-        self._sagas = list(served(sagas).values())
+        self._sagas = list(served(sagas, options.limits).values())
         self._resources = resources
         self._look_s = look.total_seconds()
-        self.name: Final = name or default_name()
+        self.name: Final = worker_name(name, most=WORKER_NAME_MAX - 1 - TENANT_MAX)  # each of its workers appends one
         self._workers: dict[str, Worker] = {}
         self._running: dict[str, asyncio.Task[None]] = {}
         self._stopping = asyncio.Event()

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, Final
 
+from sagas.choosing import check_text
 from sagas.clock import Monotonic, monotonic, new_token
 from sagas.definition import Saga
 from sagas.errors import DefinitionError, FenceLost, InvalidInput, StoreError, StoreUnavailable
@@ -28,10 +29,13 @@ from sagas.lease import Lease, LeaseLapsed
 from sagas.limits import Limits
 from sagas.log import get_logger
 from sagas_store import MongoStore
+from sagas_store.numbers import check_count, check_duration
 from sagas_store.runs import RunRecord
 
-__all__ = ["Worker", "WorkerOptions", "default_name", "draining_on_signals", "served"]
+__all__ = ["WORKER_NAME_MAX", "Worker", "WorkerOptions", "draining_on_signals", "served", "worker_name"]
 
+WORKER_NAME_MAX: Final = 256
+"""Characters: the name stands in every entry that the worker writes."""
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 _RENEWALS_PER_LEASE: Final = 3
 _LOOKS_PER_LEASE: Final = 20
@@ -71,14 +75,14 @@ class WorkerOptions:
     def __post_init__(self) -> None:
         for name in ("concurrency", "threads", "tenant_concurrency"):
             value = getattr(self, name)
-            if value is not None and value < 1:
-                raise InvalidInput(f"WorkerOptions.{name}", "must be at least 1")
+            if value is not None or name != "tenant_concurrency":
+                check_count(f"WorkerOptions.{name}", value)
         for name in ("lease", "poll"):
-            if getattr(self, name) <= timedelta(0):
-                raise InvalidInput(f"WorkerOptions.{name}", "must be above zero")
+            check_duration(f"WorkerOptions.{name}", getattr(self, name))
         for name in ("park_after", "drain_grace"):
-            if getattr(self, name) < timedelta(0):
-                raise InvalidInput(f"WorkerOptions.{name}", "must not be negative")
+            check_duration(f"WorkerOptions.{name}", getattr(self, name), least=timedelta(0))
+        if not isinstance(self.limits, Limits):
+            raise InvalidInput("WorkerOptions.limits", f"must be Limits, not {type(self.limits).__name__}")
 
 
 class Worker:
@@ -99,12 +103,12 @@ class Worker:
         `resources` is what steps get as `step.resources`. `name` is how the worker appears on runs and in journals;
         by default host, process id and a few random digits.
         """
-        self.name: Final = name or default_name()
+        self.name: Final = worker_name(name)
         """How it appears on runs and in journals."""
         self.options: Final = options or WorkerOptions()
         self._store = store
         self._monotonic = monotonic
-        self._sagas = served(sagas)
+        self._sagas = served(sagas, self.options.limits)
         self._resources = resources
         self._attempts: dict[str, Attempt] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -404,12 +408,15 @@ class Worker:
                 break  # what is left swallows its cancellation; its lease lapses
 
 
-def default_name() -> str:
-    """Host, process id and a few random digits."""
-    return f"{socket.gethostname()}:{os.getpid()}:{new_token()[:6]}"
+def worker_name(given: str | None, *, most: int = WORKER_NAME_MAX) -> str:
+    """The name given, or host, process id and a few random digits. Raises InvalidInput where it could not be stored."""
+    if given:
+        return check_text("name", given, most=most)
+    host = socket.gethostname().encode(errors="replace").decode()  # some systems let it be any bytes
+    return f"{host}:{os.getpid()}:{new_token()[:6]}"
 
 
-def served(sagas: Sequence[Saga[Any]]) -> dict[tuple[str, int], Saga[Any]]:
+def served(sagas: Sequence[Saga[Any]], limits: Limits) -> dict[tuple[str, int], Saga[Any]]:
     """The sagas by name and version. Raises InvalidInput, DefinitionError: now, rather than at the first run."""
     if not sagas:
         raise InvalidInput("sagas", "a worker needs at least one saga to serve")
@@ -420,6 +427,7 @@ def served(sagas: Sequence[Saga[Any]]) -> dict[tuple[str, int], Saga[Any]]:
         if (saga.name, saga.version) in by_version:
             raise DefinitionError(saga.name, None, f"the worker was given version {saga.version} twice")
         _ = saga.fingerprint  # refuses a wrong definition
+        limits.check_room(saga)
         by_version[saga.name, saga.version] = saga
     return by_version
 

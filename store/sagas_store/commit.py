@@ -19,6 +19,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, Generic, TypeVar
 
+from sagas_store.numbers import check_count
+
 __all__ = ["ONE_BY_ONE", "Batching", "CommitLoop"]
 
 Item = TypeVar("Item")
@@ -40,8 +42,7 @@ class Batching:
 
     def __post_init__(self) -> None:
         for name in ("in_flight_max", "count_max", "bytes_max"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"Batching.{name} must be at least 1")
+            check_count(f"Batching.{name}", getattr(self, name), most=sys.maxsize)
 
 
 ONE_BY_ONE: Final = Batching(in_flight_max=sys.maxsize, count_max=1)

@@ -19,6 +19,8 @@ from pymongo.asynchronous.collection import AsyncCollection
 from pymongo.asynchronous.database import AsyncDatabase
 from pymongo.read_concern import ReadConcern
 
+from sagas_store.errors import InvalidInput
+
 if TYPE_CHECKING:
     from motor.motor_asyncio import AsyncIOMotorDatabase
 
@@ -46,12 +48,13 @@ class Driver:
     """An application's database handle, whichever driver made it, with the concerns that the store insists on."""
 
     def __init__(self, database: AsyncDatabase[Any] | AsyncIOMotorDatabase[Any]) -> None:
-        module = type(database).__module__
-        self.is_motor = module.startswith("motor.")
+        kinds = {f"{kind.__module__}.{kind.__name__}" for kind in type(database).__mro__}
+        self.is_motor = "motor.motor_asyncio.AsyncIOMotorDatabase" in kinds  # by name: Motor need not be installed
         if not self.is_motor and not isinstance(database, AsyncDatabase):
-            raise TypeError(
-                f"MongoStore takes a database of pymongo.AsyncMongoClient or of motor, not {type(database).__name__} "
-                f"from {module}; a blocking MongoClient would stop the event loop at every write"
+            raise InvalidInput(
+                "database",
+                f"must be one of pymongo.AsyncMongoClient or of motor, not {type(database).__name__} from "
+                f"{type(database).__module__}; a blocking MongoClient would stop the event loop at every write",
             )
         # What is written is on a majority's disks before it counts, and what is read as the truth can no longer be
         # rolled back, whatever the application set on its client.

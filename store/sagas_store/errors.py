@@ -1,6 +1,7 @@
 """What can go wrong in the store, sorted by what the caller can do about it.
 
-    SagaError                     the root of every error this project raises
+    SagaError                     the root of every error that is meant for a caller
+    ├── InvalidInput              an argument or an option is wrong: the field and the fix are named
     └── StoreError
         ├── StoreUnavailable      the server did not answer in time: try again later, nothing is known to have happened
         ├── FenceLost             somebody else drives the run now: stop at once, write nothing more
@@ -13,6 +14,7 @@
         ├── SchemaMismatch        the database does not hold what this version expects: apply the schema
         ├── IllegalTransition     a bug: the state table has no such move
         ├── NoConnection          the connection string or the database's name cannot be used: correct it
+        ├── NoTenantDatabase      no database can be named after this tenant: name it otherwise
         └── StoreRefused          the server refused for good (no permission, a validator): read the message
 
 No message carries a payload, and none carries a connection string.
@@ -25,6 +27,7 @@ from collections.abc import Sequence
 __all__ = [
     "FenceLost",
     "IllegalTransition",
+    "InvalidInput",
     "KeyIdTaken",
     "NoConnection",
     "NoTenantDatabase",
@@ -43,6 +46,14 @@ __all__ = [
 
 class SagaError(Exception):
     """The root: catch this to catch everything that this project raises on purpose."""
+
+
+class InvalidInput(SagaError, ValueError, TypeError):
+    """What was given from outside is wrong; `field` names it. Also what Python's own code raises for the like."""
+
+    def __init__(self, field: str, problem: str) -> None:
+        super().__init__(f"{field}: {problem}")
+        self.field = field
 
 
 class StoreError(SagaError):

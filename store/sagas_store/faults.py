@@ -20,6 +20,7 @@ from pymongo import errors
 
 from sagas_store.clock import monotonic
 from sagas_store.errors import StoreError, StoreRefused, StoreUnavailable
+from sagas_store.numbers import COUNT_MAX, check_duration
 
 __all__ = [
     "AbortedTransaction",
@@ -41,6 +42,9 @@ _TRANSIENT_CODES: Final = frozenset(
     }
 )  # fmt: skip
 """Server error codes that say "not now" rather than "no" (mongo/base/error_codes.yml, retriable and interruption)."""
+
+_LIMIT_MAX: Final = timedelta(milliseconds=COUNT_MAX)
+"""The longest time limit that the server takes with an operation."""
 
 _TRANSIENT_LABELS: Final = ("RetryableWriteError", "RetryableError", "TransientTransactionError")
 
@@ -107,8 +111,8 @@ class Patience:
         it may wait, and keeps its turn: a write that meets an open transaction waits until that has ended, whose
         commit may be waiting for a turn here. `reply` ends such a wait, and with it the turn.
         """
-        self.total_s = total.total_seconds()
-        self.reply_s = min(reply, total).total_seconds()
+        self.total_s = check_duration("patience", total, most=_LIMIT_MAX).total_seconds()
+        self.reply_s = min(check_duration("reply", reply, most=_LIMIT_MAX), total).total_seconds()
         self._turn = at_once if isinstance(at_once, asyncio.Semaphore) else asyncio.Semaphore(at_once)
 
     async def call(

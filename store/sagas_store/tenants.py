@@ -22,10 +22,11 @@ from sagas_store.store import PATIENCE, REPLY, BindsKeys, MongoStore
 if TYPE_CHECKING:
     from motor.motor_asyncio import AsyncIOMotorClient
 
-__all__ = ["TenantDatabases"]
+__all__ = ["TENANT_MAX", "TenantDatabases"]
 
 # The server tells database names apart by their bytes, refuses two that differ by case alone, and many characters.
-_NAME: Final = re.compile(r"[a-z0-9_-]{1,40}")
+TENANT_MAX: Final = 40
+_NAME: Final = re.compile(rf"[a-z0-9_-]{{1,{TENANT_MAX}}}")
 
 
 class TenantDatabases:

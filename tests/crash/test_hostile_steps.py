@@ -7,10 +7,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
+import functools
+import inspect
 import threading
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import Future
 from datetime import timedelta
 from typing import Any
+from urllib.error import URLError
 
 import pytest
 from pydantic import BaseModel, field_serializer, model_validator
@@ -50,6 +55,10 @@ class Parcel(BaseModel):
 class Unprintable(Exception):
     def __str__(self) -> str:
         raise RuntimeError("no words for it")
+
+
+class Unprepared(Retryable):
+    def __init__(self) -> None: ...
 
 
 class NotAnException(BaseException):
@@ -179,6 +188,13 @@ def throw(make: Callable[[], BaseException]) -> Callable[[], Any]:
     return do
 
 
+def nested(depth: int) -> Exception:
+    error: Exception = TimeoutError()
+    for _ in range(depth):
+        error = ExceptionGroup("one", [error])
+    return error
+
+
 RAISES: dict[str, tuple[Callable[[], BaseException], int]] = {
     # What is raised, and how often the step is then called: once for a definite no, twice for what may pass.
     "SystemExit": (lambda: SystemExit(3), 1),
@@ -187,7 +203,13 @@ RAISES: dict[str, tuple[Callable[[], BaseException], int]] = {
     "what cannot be printed": (Unprintable, 1),
     "50 MB of text": (lambda: ValueError("x" * 50_000_000), 1),
     "a group": (lambda: ExceptionGroup("two", [ValueError("a"), TimeoutError("b")]), 1),
+    "groups in groups": (lambda: nested(10_000), 2),
+    "what cannot be formatted": (lambda: SyntaxError("odd", ("file", 1, 1, 5)), 1),  # type: ignore[arg-type]
     "Retryable in 5, a number": (lambda: Retryable("later", retry_after=0.001), 2),
+    "Retryable in 0.001, a text": (lambda: Retryable("later", retry_after="0.001"), 2),
+    "Retryable at a date": (lambda: Retryable("later", retry_after="Wed, 21 Oct 2015 07:28:00 GMT"), 2),
+    "Retryable in NaN": (lambda: Retryable("later", retry_after=float("nan")), 2),
+    "Retryable without its __init__": (Unprepared, 2),
     "Retryable in the past": (lambda: Retryable("later", retry_after=timedelta(days=-1)), 2),
 }
 
@@ -201,9 +223,12 @@ async def test_a_step_that_raises_what_no_step_should_has_failed_and_is_undone(s
     assert calls == list(range(1, tries + 1))
 
 
-async def test_a_retry_at_the_end_of_time_is_parked_or_refused_but_never_repeated_at_once(store: MongoStore) -> None:
+@pytest.mark.parametrize("retry_after", [timedelta.max, 1e15, float("inf")])
+async def test_a_retry_at_the_end_of_time_is_parked_or_refused_but_never_repeated_at_once(
+    store: MongoStore, retry_after: Any
+) -> None:
     calls: list[int] = []
-    saga = saga_with(throw(lambda: Retryable("never", retry_after=timedelta.max)), calls=calls)
+    saga = saga_with(throw(lambda: Retryable("never", retry_after=retry_after)), calls=calls)
     async with Client(store) as client, working(store, saga):
         run = await client.start(saga, Parcel())
 
@@ -231,6 +256,26 @@ async def test_a_plain_function_that_raises_it_in_its_thread_has_failed_too(stor
     info = await settle_beside_a_neighbour(store, saga)
     assert info.state is State.COMPENSATED
     assert calls == list(range(1, tries + 1))
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        asyncio.IncompleteReadError(b"HTTP/1.1 2", None),
+        URLError(OSError(errno.ENETUNREACH, "Network is unreachable")),
+        ExceptionGroup("of a TaskGroup", [TimeoutError()]),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+async def test_a_pivot_whose_reply_was_cut_is_not_called_undone(store: MongoStore, error: Exception) -> None:
+    saga = Saga("hostile", Parcel)
+
+    @saga.pivot(retry=TWICE)
+    async def charge(parcel: Parcel, step: Step[None]) -> Parcel:
+        raise error
+
+    info = await settle_beside_a_neighbour(store, saga)
+    assert info.state is State.IN_DOUBT
 
 
 async def test_a_step_that_cancels_its_own_task_is_in_doubt_and_the_worker_goes_on(store: MongoStore) -> None:
@@ -391,7 +436,9 @@ async def test_a_thread_that_outlives_its_timeout_is_left_behind_and_the_run_goe
     assert info.state is State.COMPENSATED
 
 
-@pytest.mark.parametrize("what", ["SystemExit", "CancelledError", "what cannot be printed", "50 MB of text"])
+@pytest.mark.parametrize(
+    "what", ["SystemExit", "CancelledError", "what cannot be printed", "50 MB of text", "groups in groups"]
+)
 async def test_a_compensation_that_raises_it_is_held_for_an_operator(store: MongoStore, what: str) -> None:
     saga = Saga("hostile", Parcel)
 
@@ -427,6 +474,116 @@ async def test_a_probe_that_returns_what_cannot_be_journaled_has_failed(store: M
 
     info = await settle_beside_a_neighbour(store, saga)
     assert info.state is State.IN_DOUBT
+
+
+def traced(function: Callable[..., Any]) -> Callable[..., Any]:
+    """As tracers and loggers are often written: nothing about it says that what it wraps is async."""
+
+    @functools.wraps(function)
+    def wrapper(*args: Any) -> Any:
+        return function(*args)
+
+    return wrapper
+
+
+async def test_an_async_function_in_a_plain_wrapper_is_run_to_its_end(store: MongoStore) -> None:
+    saga = Saga("hostile", Parcel)
+    done: list[str] = []
+
+    @saga.step
+    @traced
+    async def reserve(parcel: Parcel, step: Step[None]) -> Parcel:
+        await asyncio.sleep(0)
+        done.append("reserve")
+        return parcel
+
+    @reserve.compensation
+    @traced
+    async def release(parcel: Parcel, step: Step[None]) -> None:
+        await asyncio.sleep(0)
+        done.append("release")
+
+    @saga.pivot(retry=TWICE)
+    @traced
+    async def charge(parcel: Parcel, step: Step[None]) -> Parcel:
+        raise TimeoutError
+
+    @charge.probe
+    @traced
+    async def find(parcel: Parcel, step: Step[None]) -> Parcel | None:
+        await asyncio.sleep(0)
+        done.append("find")
+        return None
+
+    info = await settle_beside_a_neighbour(store, saga)
+    assert info.state is State.COMPENSATED
+    assert done == ["reserve", "find", "find", "release"]
+
+
+async def refund() -> None: ...
+
+
+def notes() -> Iterator[None]:
+    yield
+
+
+async def async_notes() -> AsyncIterator[None]:
+    yield
+
+
+PROMISES: dict[str, Callable[[], Any]] = {
+    "a coroutine": refund,
+    "a task": lambda: asyncio.create_task(refund()),
+    "a future": asyncio.Future,
+    "a thread's future": Future,
+    "a generator": notes,
+    "an async generator": async_notes,
+}
+
+
+@pytest.mark.parametrize("what", PROMISES)
+async def test_what_is_only_promised_is_not_done(store: MongoStore, what: str) -> None:
+    """As when an `await` is forgotten."""
+    saga = Saga("hostile", Parcel)
+
+    @saga.step(retry=TWICE)
+    async def reserve(parcel: Parcel, step: Step[None]) -> Parcel:
+        result: Parcel = PROMISES[what]()
+        return result
+
+    @reserve.compensation(retry=TWICE)
+    async def release(parcel: Parcel, step: Step[None]) -> None:
+        result: None = PROMISES[what]()
+        return result
+
+    info = await settle_beside_a_neighbour(store, saga)
+    assert info.state is State.COMPENSATION_FAILED
+    assert [entry.kind for entry in await store.journal.load(info.run_id)] == [
+        Kind.STEP_FAILED,
+        Kind.ROLLBACK_BEGUN,
+        Kind.COMPENSATION_FAILED,
+    ]
+
+
+async def test_what_a_thread_promises_after_its_timeout_is_put_away(store: MongoStore) -> None:
+    saga = Saga("hostile", Parcel)
+    let_go = threading.Event()
+    ended: list[Any] = []
+
+    @saga.step(retry=RetryPolicy(max_attempts=1), timeout=0.05, no_compensation=True)
+    def deaf(parcel: Parcel, step: Step[None]) -> Any:
+        let_go.wait(20)
+        ended.append(refund())
+        return ended[0]
+
+    async def put_away() -> bool:
+        return bool(ended) and inspect.getcoroutinestate(ended[0]) == inspect.CORO_CLOSED
+
+    try:
+        await settle_beside_a_neighbour(store, saga)
+    finally:
+        let_go.set()
+    await eventually(put_away, what="the coroutine is closed")
 
 
 # ------------------------------------------------------------------------------------ hostile documents

@@ -23,6 +23,7 @@ from pymongo.errors import OperationFailure
 
 from sagas_store.embedded import EmbeddedMongo, GuardLost, NoPrimary, mongodb
 from sagas_store.embedded.folder import Hint, remembered
+from sagas_store.errors import InvalidInput
 
 PATIENCE = 20.0
 """The longest a test waits for a process to be gone; it takes a fraction of a second, or the test fails."""
@@ -152,7 +153,7 @@ def test_three_nodes_elect_another_primary_when_theirs_is_killed(three_nodes: Em
     ],
 )
 def test_arguments_that_make_no_sense_are_refused_before_anything_starts(wrong: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(InvalidInput, match=message):
         EmbeddedMongo.start(**wrong)
 
 

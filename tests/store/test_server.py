@@ -21,7 +21,7 @@ from sagas_store.embedded.guard import Guard
 from sagas_store.embedded.mongod import find_mongod, mongod_command
 from sagas_store.embedded.node import Node, free_ports
 from sagas_store.entries import Entry
-from sagas_store.errors import StoreUnavailable, UnsafeServer
+from sagas_store.errors import InvalidInput, StoreUnavailable, UnsafeServer
 from sagas_store.faults import Patience
 from sagas_store.runs import RunFilter, RunRecord
 from sagas_store.states import State
@@ -173,18 +173,18 @@ async def test_a_cancellation_that_the_driver_swallows_is_a_cancellation_all_the
 
 
 async def test_a_blocking_client_is_refused_before_it_can_stop_the_loop(mongo_uri: str, driver: str) -> None:
-    with MongoClient[dict[str, Any]](mongo_uri) as blocking, pytest.raises(TypeError, match="blocking MongoClient"):
+    with MongoClient[dict[str, Any]](mongo_uri) as blocking, pytest.raises(InvalidInput, match="blocking MongoClient"):
         MongoStore(blocking["test"])  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("wrong", [None, "mongodb://localhost", object()], ids=repr)
 async def test_what_is_no_database_is_refused(driver: str, wrong: Any) -> None:
-    with pytest.raises(TypeError):
+    with pytest.raises(InvalidInput):
         MongoStore(wrong)
 
 
 async def test_a_client_in_place_of_a_database_is_refused(database: Any, driver: str) -> None:
-    with pytest.raises(TypeError):
+    with pytest.raises(InvalidInput):
         MongoStore(database.client)
 
 

@@ -92,7 +92,7 @@ RetryPolicy(initial_wait=0.2)  # type: ignore[arg-type]
 RetryPolicy(retry_on=TimeoutError)  # type: ignore[arg-type]
 RetryPolicy().max_attempts = 3  # type: ignore[misc]
 Retryable("later", timedelta(seconds=1))  # type: ignore[call-arg]
-Retryable("later", retry_after="5")  # type: ignore[arg-type]
+Retryable("later", retry_after=[5])  # type: ignore[arg-type]
 
 # -------------------------------------------------------------------- clients and workers
 

@@ -185,9 +185,11 @@ WRONG = [
     Wrong(
         "a context that is an instance", lambda: Saga("s", anything(Order())), None, "must be a pydantic model class"
     ),
-    Wrong("version 0", lambda: Saga("s", Order, version=0), None, "a whole number from 1 on, not 0"),
-    Wrong("version 1.5", lambda: Saga("s", Order, version=anything(1.5)), None, "from 1 on, not 1.5"),
-    Wrong("version True", lambda: Saga("s", Order, version=True), None, "from 1 on, not True"),
+    Wrong("version 0", lambda: Saga("s", Order, version=0), None, "a whole number from 1 to"),
+    Wrong("version 2**31", lambda: Saga("s", Order, version=2**31), None, "a whole number from 1 to 2,147,483,647"),
+    Wrong("version 10**5000", lambda: Saga("s", Order, version=10**5000), None, "a whole number from 1 to"),
+    Wrong("version 1.5", lambda: Saga("s", Order, version=anything(1.5)), None, "a whole number from 1 to"),
+    Wrong("version True", lambda: Saga("s", Order, version=True), None, "a whole number from 1 to"),
     Wrong("no steps", lambda: a_saga().fingerprint, None, "it has no steps; declare one with @saga.step"),
     # Names of steps.
     Wrong("a step's name with a dot", define(name="a.b"), "a.b", f"a step's name is {NAME_RULE}; pass name="),

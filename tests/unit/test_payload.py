@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, ConfigDict, Field, computed_field, field_serializer, field_validator
 
 from sagas.errors import ErrorDetail, SagaError, Unreadable
-from sagas.payload import NotJournalable, dump_context, dump_error, load_context, load_error
+from sagas.payload import NotJournalable, dump_context, dump_error, is_same_context, load_context, load_error
 
 CANARY = "canary-4929-1234"
 """A value that must not turn up in any message, warning or name."""
@@ -380,3 +380,62 @@ def test_bytes_that_are_no_error_are_refused_and_no_part_of_them_is_shown(payloa
         load_error(payload, "run r, entry 3")
     assert str(refused.value).startswith("run r, entry 3: ")
     assert CANARY not in whole(refused.value)
+
+
+# -------------------------------------------------------------------- the same context
+
+
+class Array:
+    """As numpy's: `==` gives an array, which is neither true nor false."""
+
+    def __eq__(self, other: object) -> Any:
+        return Array()
+
+    def __bool__(self) -> bool:
+        raise ValueError("the truth value of an array is ambiguous")
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+class Measured(BaseModel):
+    model_config = ConfigDict(ser_json_inf_nan="constants")
+
+    weight: float = 1.0
+    note: str = ""
+
+
+class Sampled(BaseModel):
+    note: str = ""
+    _samples: Any = None
+
+    def model_post_init(self, context: Any) -> None:
+        self._samples = Array()
+
+
+class Undecided(BaseModel):
+    note: str = ""
+
+    def __eq__(self, other: object) -> Any:
+        return Array()
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize(
+    "context", [Measured(weight=float("nan")), Measured(weight=float("inf")), Sampled(), Undecided()], ids=repr
+)
+def test_a_context_is_the_same_as_itself_whatever_its_types_say(context: BaseModel) -> None:
+    payload, _ = dump_context(type(context), context)
+    assert is_same_context(type(context), payload, payload)
+
+
+@pytest.mark.parametrize("model", [Measured, Sampled, Undecided])
+def test_contexts_of_which_nobody_says_that_they_are_equal_are_not_the_same(model: type[BaseModel]) -> None:
+    one, other = (dump_context(model, model(note=note))[0] for note in ("one", "other"))
+    assert not is_same_context(model, one, other)
+
+
+def test_a_context_is_the_same_however_it_was_written() -> None:
+    written, _ = dump_context(Measured, Measured(weight=2))
+    assert is_same_context(Measured, b'\x01{"weight": 2}', written)
+    assert not is_same_context(Measured, b'\x01{"weight": "heavy"}', written)

@@ -1,8 +1,20 @@
 """When a step is tried again: what an exception means, how often, and after how long."""
 
+import asyncio
+import errno
+import http.client
 import importlib
-from dataclasses import FrozenInstanceError
+import multiprocessing
+import smtplib
+import socket
+import ssl
+import subprocess
+import urllib.error
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import FrozenInstanceError, replace
 from datetime import timedelta
+from decimal import Decimal
+from email.message import Message
 from typing import Any
 
 import aiohttp
@@ -12,13 +24,15 @@ import pytest
 import redis
 import requests
 import stripe
+import tenacity
 import urllib3
 from hypothesis import given
 from hypothesis import strategies as st
 from pymongo import errors as mongo
 
-from sagas.errors import NonRetryable, Retryable
+from sagas.errors import InvalidInput, NonRetryable, Retryable
 from sagas.policy import _LOST_REPLIES, COMPENSATION_RETRY, FORWARD_RETRY, STEP_RETRY, Failure, RetryPolicy
+from sagas_store.numbers import DURATION_MAX
 
 SECOND = timedelta(seconds=1)
 
@@ -29,6 +43,28 @@ class Busy(Exception):
 
 class VeryBusy(Busy):
     pass
+
+
+class OSErrorOfALibrary(OSError):
+    """Python gives its own classes (TimeoutError for ETIMEDOUT) to plain ones only."""
+
+
+def tenacity_says(error: Exception) -> tenacity.RetryError:
+    """What a function comes to that is decorated with tenacity's `retry`."""
+
+    @tenacity.retry(stop=tenacity.stop_after_attempt(1))
+    def charge() -> None:
+        raise error
+
+    with pytest.raises(tenacity.RetryError) as gave_up:
+        charge()
+    return gave_up.value
+
+
+def itself() -> urllib.error.URLError:
+    error = urllib.error.URLError("")
+    error.reason = error
+    return error
 
 
 def failure(*, retryable: bool, in_doubt: bool, retry_after: timedelta | None = None) -> Failure:
@@ -68,6 +104,41 @@ CONCLUSIVE = Failure(retryable=False, in_doubt=False, conclusive=True)
         (KeyError("sku"), DEFINITE),
         (Busy(), DEFINITE),
         (SystemExit(1), DEFINITE),
+        # Python's own library.
+        (asyncio.IncompleteReadError(b"HTTP/1.1 2", None), LOST),
+        (EOFError(), LOST),
+        (http.client.IncompleteRead(b"{"), LOST),
+        (http.client.BadStatusLine("HTP"), LOST),
+        (http.client.RemoteDisconnected("closed"), LOST),
+        (http.client.LineTooLong("header line"), LOST),
+        (http.client.InvalidURL("http:"), DEFINITE),
+        (urllib.error.URLError(TimeoutError()), LOST),
+        (urllib.error.URLError(OSError(errno.EHOSTUNREACH, "No route to host")), LOST),
+        (urllib.error.URLError(ssl.SSLCertVerificationError("expired")), DEFINITE),
+        (urllib.error.URLError(FileNotFoundError("no such file")), DEFINITE),
+        (urllib.error.URLError("unknown url type: htp"), DEFINITE),
+        (urllib.error.HTTPError("http://x", 402, "declined", Message(), None), DEFINITE),
+        (urllib.error.ContentTooShortError("cut off", ("", Message())), LOST),
+        (socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution"), LOST),
+        (ssl.SSLEOFError(8, "EOF occurred in violation of protocol"), LOST),
+        (ssl.SSLZeroReturnError(6, "TLS/SSL connection has been closed (EOF)"), LOST),
+        (ssl.SSLError(1, "[SSL: DECRYPTION_FAILED_OR_BAD_RECORD_MAC]"), LOST),
+        (ssl.SSLCertVerificationError("expired"), DEFINITE),
+        (smtplib.SMTPServerDisconnected(), LOST),
+        (smtplib.SMTPDataError(554, b"refused"), DEFINITE),
+        (subprocess.TimeoutExpired("pay", 10), LOST),
+        (subprocess.CalledProcessError(1, "pay"), DEFINITE),
+        (multiprocessing.TimeoutError(), LOST),
+        (BrokenProcessPool(), LOST),
+        # What holds another.
+        (tenacity_says(TimeoutError()), LOST),
+        (tenacity_says(ValueError()), DEFINITE),
+        (ExceptionGroup("one", [TimeoutError()]), LOST),
+        (ExceptionGroup("two", [ExceptionGroup("one", [EOFError()]), ConnectionError()]), LOST),
+        (ExceptionGroup("two", [ValueError(), TimeoutError()]), failure(retryable=False, in_doubt=True)),
+        (ExceptionGroup("two", [Retryable(retry_after=SECOND), Retryable()]), replace(TURNED_AWAY, retry_after=SECOND)),
+        (ExceptionGroup("one", [NonRetryable()]), DEFINITE),  # others of its group were broken off
+        (itself(), DEFINITE),
         (NonRetryable("card declined"), CONCLUSIVE),
         (Retryable("later"), TURNED_AWAY),
         (Retryable(in_doubt=True), LOST),
@@ -121,6 +192,17 @@ def test_what_stands_for_a_lost_reply_exists_under_that_name(name: str) -> None:
     assert f"{found.__module__}.{found.__qualname__}" == name
 
 
+@pytest.mark.parametrize("kind", [OSError, OSErrorOfALibrary])
+@pytest.mark.parametrize("name", ["EHOSTUNREACH", "ENETUNREACH", "ENETDOWN", "ETIMEDOUT", "EPIPE", "ECONNRESET"])
+def test_a_fault_of_the_network_is_a_lost_reply_whatever_class_it_comes_in(kind: type[OSError], name: str) -> None:
+    assert STEP_RETRY.failure(kind(getattr(errno, name), "so the system says")) == LOST
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.ENOENT, "http://x", []])
+def test_any_other_fault_of_the_system_is_definite(number: Any) -> None:
+    assert STEP_RETRY.failure(OSError(number, "so the system says")) == DEFINITE
+
+
 @pytest.mark.parametrize("error", [Busy(), VeryBusy()], ids=repr)
 def test_what_the_definition_adds_is_retried_and_leaves_doubt(error: Exception) -> None:
     assert RetryPolicy(retry_on=(KeyError, Busy)).failure(error) == LOST
@@ -128,6 +210,13 @@ def test_what_the_definition_adds_is_retried_and_leaves_doubt(error: Exception) 
 
 def test_what_the_definition_does_not_add_stays_definite() -> None:
     assert RetryPolicy(retry_on=(VeryBusy,)).failure(Busy()) == DEFINITE
+
+
+def test_what_the_definition_adds_counts_as_it_stands_whatever_it_holds() -> None:
+    error = urllib.error.URLError(ValueError())
+    assert RetryPolicy(retry_on=(urllib.error.URLError,)).failure(error) == LOST
+    assert RetryPolicy(retry_on=(ExceptionGroup,)).failure(ExceptionGroup("one", [ValueError()])) == LOST
+    assert RetryPolicy(retry_on=(Busy,)).failure(ExceptionGroup("one", [Busy()])) == LOST
 
 
 def test_retrying_everything_leaves_no_doubt_where_there_is_none() -> None:
@@ -145,6 +234,66 @@ def test_a_step_that_says_so_is_never_retried(policy: RetryPolicy) -> None:
 
 def test_a_step_that_says_so_is_not_in_doubt_although_its_kind_was_added() -> None:
     assert RetryPolicy(retry_on=(Retryable,)).failure(Retryable()) == TURNED_AWAY
+
+
+# -------------------------------------------------------------------- what somebody asks for by Retryable
+
+
+class Unprepared(Retryable):
+    """Does not call the __init__ that it inherits."""
+
+    def __init__(self, **given: Any) -> None:
+        vars(self).update(given)
+
+
+class Unwilling(Retryable):
+    """Does not even say what it wants."""
+
+    @property
+    def in_doubt(self) -> bool:
+        raise RuntimeError("not now")
+
+    @in_doubt.setter
+    def in_doubt(self, value: bool) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("given", "means"),
+    [
+        (None, None),
+        (SECOND, SECOND),
+        (5, 5 * SECOND),
+        (0.5, SECOND / 2),
+        ("5", 5 * SECOND),  # as HTTP has it
+        (" 120 ", 120 * SECOND),
+        (Decimal(5), 5 * SECOND),
+        ("Wed, 21 Oct 2015 07:28:00 GMT", None),
+        ("", None),
+        (float("nan"), None),
+        ("nan", None),
+        (float("-inf"), None),
+        ([5], None),
+        (object(), None),
+        (float("inf"), DURATION_MAX),
+        (1e15, DURATION_MAX),
+        ("1e400", DURATION_MAX),
+    ],
+)
+@pytest.mark.parametrize("kind", [Retryable, Unprepared])
+def test_a_pause_that_is_asked_for_is_taken_as_far_as_it_can_be_read(
+    kind: type[Retryable], given: Any, means: timedelta | None
+) -> None:
+    assert STEP_RETRY.failure(kind(retry_after=given)) == failure(retryable=True, in_doubt=False, retry_after=means)
+
+
+def test_a_retryable_that_was_never_set_up_asks_for_nothing() -> None:
+    assert STEP_RETRY.failure(Unprepared()) == TURNED_AWAY
+    assert STEP_RETRY.failure(Unprepared(in_doubt="perhaps")) == LOST
+    assert STEP_RETRY.failure(Unprepared(in_doubt=None)) == TURNED_AWAY
+
+
+def test_a_retryable_that_cannot_be_asked_is_in_doubt() -> None:
+    assert STEP_RETRY.failure(Unwilling()) == LOST
 
 
 # -------------------------------------------------------------------- how often
@@ -203,6 +352,10 @@ def test_jitter_keeps_runs_that_failed_together_apart() -> None:
     assert len({RetryPolicy().wait(5) for _ in range(20)}) > 10
 
 
+def test_no_wait_is_longer_than_a_calendar_can_take() -> None:
+    assert RetryPolicy(initial_wait=timedelta.max, max_wait=timedelta.max, jitter=False).wait(99) == DURATION_MAX
+
+
 def longest(policy: RetryPolicy) -> timedelta:
     """All waits together, at their longest."""
     assert policy.max_attempts is not None
@@ -233,12 +386,15 @@ def test_after_the_pivot_whatever_is_raised_is_tried_for_three_days() -> None:
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"max_attempts": 0}, "RetryPolicy.max_attempts must be at least 1, not 0"),
-        ({"max_attempts": -3}, "RetryPolicy.max_attempts must be at least 1, not -3"),
-        ({"max_attempts": None}, "needs max_attempts or max_elapsed: without a bound a run never comes to rest"),
-        ({"max_elapsed": -SECOND}, "RetryPolicy.max_elapsed must not be negative"),
-        ({"initial_wait": -SECOND}, "RetryPolicy.initial_wait must not be negative"),
-        ({"max_wait": -SECOND}, "RetryPolicy.max_wait must not be negative"),
+        ({"max_attempts": 0}, "RetryPolicy.max_attempts: must be at least 1"),
+        ({"max_attempts": -3}, "RetryPolicy.max_attempts: must be at least 1"),
+        (
+            {"max_attempts": None},
+            "RetryPolicy: needs max_attempts or max_elapsed: without a bound a run",
+        ),
+        ({"max_elapsed": -SECOND}, "RetryPolicy.max_elapsed: must not be negative"),
+        ({"initial_wait": -SECOND}, "RetryPolicy.initial_wait: must not be negative"),
+        ({"max_wait": -SECOND}, "RetryPolicy.max_wait: must not be negative"),
         ({"max_attempts": "5"}, "RetryPolicy.max_attempts"),
         ({"max_attempts": 2.5}, "RetryPolicy.max_attempts"),
         ({"initial_wait": 0.2}, "RetryPolicy.initial_wait"),
@@ -251,7 +407,7 @@ def test_after_the_pivot_whatever_is_raised_is_tried_for_three_days() -> None:
     ids=repr,
 )
 def test_a_wrong_policy_is_refused_when_it_is_made_and_names_the_option(options: dict[str, Any], says: str) -> None:
-    with pytest.raises((ValueError, TypeError), match=says):
+    with pytest.raises(InvalidInput, match=says):
         RetryPolicy(**options)
 
 

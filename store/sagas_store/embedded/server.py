@@ -25,6 +25,7 @@ from sagas_store.embedded.replica_set import (
     wait_for_primary,
     wait_until_in_service,
 )
+from sagas_store.errors import InvalidInput
 
 NODES_MAX: Final = 7
 """A replica set has no more voting members than this."""
@@ -67,14 +68,15 @@ class EmbeddedMongo:
         cache_bytes of each node; 256 MiB is the least MongoDB accepts.
         timeout     in seconds, for the whole start.
 
-        Raises EmbeddedError, by its kind. Whatever was started is then ended, and a temporary folder deleted.
+        Raises InvalidInput, or EmbeddedError by its kind. Whatever was started is then ended, and a temporary folder
+        deleted.
         """
         if not 1 <= nodes <= NODES_MAX:
-            raise ValueError(f"nodes={nodes}: a replica set has 1 to {NODES_MAX}")
+            raise InvalidInput("nodes", f"must be 1 to {NODES_MAX}, as many as a replica set has that vote")
         if ports and not len(ports) == len(set(ports)) == nodes:
-            raise ValueError(f"ports={tuple(ports)}: give one for each of the {nodes} nodes, all different, or none")
+            raise InvalidInput("ports", f"give one for each of the {nodes} nodes, all different, or none")
         if keep and folder is None:
-            raise ValueError("keep=True needs a folder: a temporary one is always deleted")
+            raise InvalidInput("keep", "needs a folder: a temporary one is always deleted")
         deadline = time.monotonic() + timeout
         binary = find_mongod()
         check_mongod(binary)
