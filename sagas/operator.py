@@ -416,8 +416,10 @@ def _why(failed: SagaError) -> str:
 
 
 def _not_held(run: RunRecord) -> str:
+    if run.state in _RESTARTABLE:
+        return "it was undone, and can only be started anew: restart_as_new, sagas restart"
     if run.state in SETTLED:
-        return "it has ended; what was undone can only be started anew: restart_as_new"
+        return "it has ended; nothing of it is left to do"
     return "it is not held; a worker moves it on"
 
 

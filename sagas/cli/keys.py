@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from sagas.cli.opening import store_of
 from sagas.cli.printing import DONE, REFUSED, several, table, time, to_json
-from sagas.cli.words import Commands
+from sagas.cli.words import Commands, Parser
 from sagas.keykeeping import NO_TENANT, NeedingRun, Rewrap
 from sagas.operator import Operator
 from sagas_store.keys import KeyRecord
@@ -23,9 +23,9 @@ _REWRAPPING: Final = timedelta(seconds=90)
 _KEY_COLUMNS: Final = ("tenant", "key", "purpose", "state", "created", "retired", "destroyed", "master")
 
 
-def add(commands: Commands, database: argparse.ArgumentParser) -> None:
+def add(commands: Commands, database: Parser) -> None:
     """The verbs on tenants' keys."""
-    whose = argparse.ArgumentParser(add_help=False)
+    whose = Parser(add_help=False)
     one = whose.add_mutually_exclusive_group(required=True)
     one.add_argument("--tenant", help="whose keys")
     one.add_argument("--no-tenant", action="store_true", help="those of the runs without a tenant")

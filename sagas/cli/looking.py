@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from sagas.cli.opening import store_of
 from sagas.cli.printing import DONE, plain, table, time, to_json
-from sagas.cli.words import Commands
+from sagas.cli.words import Commands, Parser
 from sagas.client import Client, JournalLine, RunInfo
 from sagas.operator import Operator
 from sagas_store.runs import HeldGroup
@@ -19,16 +19,17 @@ from sagas_store.states import HELD, OPEN, SETTLED, State
 
 __all__ = ["add"]
 
+_NAMES: Final = [state.value for state in State]
 _GROUPS: Final = {"held": HELD, "open": OPEN, "settled": SETTLED}
 _RUN_COLUMNS: Final = ("run", "saga", "tenant", "key", "state", "phase", "attempts", "created", "reason")
 _ENTRY_COLUMNS: Final = ("seq", "at", "kind", "step", "try", "attempt", "next", "note")
 _HELD_COLUMNS: Final = ("state", "tenant", "key", "failure", "count", "since")
 
 
-def add(commands: Commands, database: argparse.ArgumentParser) -> None:
+def add(commands: Commands, database: Parser) -> None:
     """The commands that look at runs."""
     runs = commands.add_parser("runs", parents=[database], help="list runs, newest first")
-    runs.add_argument("--state", action="append", choices=[*State, *_GROUPS], help="may be repeated")
+    runs.add_argument("--state", action="append", choices=[*_NAMES, *_GROUPS], help="may be repeated")
     runs.add_argument("--saga", help="only runs of this saga")
     runs.add_argument("--tenant", help="only runs of this tenant")
     runs.add_argument("--limit", type=int, default=50, help="at most this many; default: 50")
@@ -40,7 +41,12 @@ def add(commands: Commands, database: argparse.ArgumentParser) -> None:
     show.set_defaults(act=_show)
 
     held = commands.add_parser("held", parents=[database], help="count held runs by state, tenant, key and failure")
-    held.add_argument("--state", action="append", choices=sorted(HELD), help="may be repeated; default: all of them")
+    held.add_argument(
+        "--state",
+        action="append",
+        choices=[name for name in _NAMES if name in HELD],
+        help="may be repeated; default: all of them",
+    )
     held.add_argument("--tenant", help="only runs of this tenant")
     held.set_defaults(act=_held)
 

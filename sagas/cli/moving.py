@@ -5,12 +5,11 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from sagas.cli.opening import named, store_of
 from sagas.cli.printing import DONE, REFUSED, several, to_json
-from sagas.cli.words import Commands, Usage, bulk_words, person_words
+from sagas.cli.words import Commands, Parser, Usage, bulk_words, chosen, file, person_words
 from sagas.client import Client
 from sagas.definition import Fate, Saga
 from sagas.operator import BulkResult, Operator
@@ -26,7 +25,7 @@ _VERBS: Final = {
 }
 
 
-def add(commands: Commands, database: argparse.ArgumentParser) -> None:
+def add(commands: Commands, database: Parser) -> None:
     """The verbs on runs."""
     person, bulk = person_words(), bulk_words()
 
@@ -53,9 +52,12 @@ def add(commands: Commands, database: argparse.ArgumentParser) -> None:
     requeue = commands.add_parser(
         "requeue", parents=[database, person], help="let runs go on whose key is back, if they open"
     )
-    which = requeue.add_mutually_exclusive_group()
+    which = requeue.add_mutually_exclusive_group(required=True)
     which.add_argument("--tenant", help="all of this tenant's that do not open")
     which.add_argument("--run", action="append", metavar="RUN", help="this run; may be repeated")
+    which.add_argument(
+        "--all", action="store_true", help="all that do not open; refused where one of them has a tenant"
+    )
     requeue.add_argument("--dry-run", action="store_true", help="say which would open, do nothing")
     requeue.set_defaults(act=_requeue)
 
@@ -64,7 +66,7 @@ def add(commands: Commands, database: argparse.ArgumentParser) -> None:
     verdict.add_argument("--saga", required=True, metavar="MODULE:ATTRIBUTE", help="the saga's definition")
     outcome = verdict.add_mutually_exclusive_group(required=True)
     outcome.add_argument(
-        "--happened", metavar="FILE", type=Path, help="it did; FILE is the context it produced, as JSON"
+        "--happened", metavar="FILE", type=file, help="it did; FILE is the context it produced, as JSON"
     )
     outcome.add_argument("--did-not-happen", action="store_true", help="it did not; everything is undone")
     verdict.set_defaults(act=_verdict)
@@ -100,7 +102,7 @@ async def _preview_stop(options: argparse.Namespace) -> int:
 
 async def _stop_many(options: argparse.Namespace) -> int:
     async with store_of(options) as store, Client(store) as client:
-        result = await client.stop_many(by=options.by, reason=options.reason, **_bulk(options))
+        result = await client.stop_many(by=options.by, reason=options.reason, **chosen(options))
     if options.json:
         print(to_json(result))
     else:
@@ -138,7 +140,7 @@ async def _intervene_many(options: argparse.Namespace) -> int:
             "retry-now-many": operator.retry_now_many,
             "restart-many": operator.restart_many,
         }
-        result = await verbs[options.command](by=options.by, reason=options.reason, **_bulk(options))
+        result = await verbs[options.command](by=options.by, reason=options.reason, **chosen(options))
     return _print_bulk(result, as_json=options.json)
 
 
@@ -176,17 +178,3 @@ async def _verdict(options: argparse.Namespace) -> int:
         )
     print(json.dumps({"run": options.run_id, "state": "pending"}) if options.json else f"run {options.run_id} goes on")
     return DONE
-
-
-def _bulk(options: argparse.Namespace) -> dict[str, Any]:
-    before = options.started_before
-    if before is not None and before.tzinfo is None:
-        raise Usage("--started-before needs a time zone, for instance 2026-01-31T00:00:00+00:00")
-    return {
-        "tenant": options.tenant,
-        "saga": options.saga,
-        "key_prefix": options.key_prefix,
-        "started_before": before,
-        "limit": options.limit,
-        "dry_run": options.dry_run,
-    }

@@ -9,7 +9,7 @@ from datetime import timedelta
 from typing import Final
 
 from sagas.cli.printing import DONE, REFUSED
-from sagas.cli.words import Commands
+from sagas.cli.words import Commands, Parser
 from sagas_store.connect import connected
 
 __all__ = ["add"]
@@ -18,7 +18,7 @@ _BUILDING: Final = timedelta(minutes=30)
 """How long the server may take for an index of a large collection, once it is known to be there."""
 
 
-def add(commands: Commands, database: argparse.ArgumentParser) -> None:
+def add(commands: Commands, database: Parser) -> None:
     """The command on the schema."""
     schema = commands.add_parser("schema", parents=[database], help="check, plan or apply the database schema")
     schema.add_argument("verb", choices=("check", "plan", "apply"))

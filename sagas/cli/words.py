@@ -7,8 +7,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Commands", "Usage", "bulk_words", "database_words", "person_words"]
-
+__all__ = ["Commands", "Parser", "Usage", "bulk_words", "chosen", "database_words", "file", "person_words"]
 
 Commands = Any
 """What argparse calls subparsers, and does not name."""
@@ -18,9 +17,53 @@ class Usage(Exception):
     """The words of the command are wrong; the message says how."""
 
 
-def database_words() -> argparse.ArgumentParser:
+class Parser(argparse.ArgumentParser):
+    """A parser that guesses nothing; it and those of its commands, which argparse makes of the same class.
+
+    No option may be abbreviated: `--key` would be taken for `--keyring`, and a script's short form would mean another
+    option as soon as there is one. No value may be empty: that is a variable of the shell that is not set, and
+    `--database ""` must not lead to the database that is used where none is named.
+    """
+
+    def __init__(self, *arguments: Any, **more: Any) -> None:
+        super().__init__(*arguments, **{"allow_abbrev": False, **more})
+        self.register("type", None, _given)
+
+    def add_subparsers(self, **more: Any) -> Any:
+        """Its commands, each of which looks at its own words."""
+        commands = super().add_subparsers(**more)
+        commands.type = str
+        return commands
+
+
+def _given(text: str) -> str:
+    """The text, for arguments of no other type."""
+    if not text:
+        raise argparse.ArgumentTypeError("must not be empty; is a variable not set?")
+    return text
+
+
+def file(text: str) -> Path:
+    """A file's path."""
+    return Path(_given(text))
+
+
+def instant(text: str) -> datetime:
+    """A time with its zone."""
+    try:
+        at = datetime.fromisoformat(_given(text))
+    except ValueError:
+        at = None
+    if at is None or at.tzinfo is None:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a time with a time zone, for instance 2026-01-31T00:00:00+00:00"
+        )
+    return at
+
+
+def database_words() -> Parser:
     """Where the database is, and what opens its payloads."""
-    words = argparse.ArgumentParser(add_help=False)
+    words = Parser(add_help=False)
     words.add_argument("--uri", help="MongoDB connection string; default: $SAGAS_MONGODB_URI")
     words.add_argument("--database", help="database name; default: $SAGAS_DATABASE, else 'sagas'")
     words.add_argument("--json", action="store_true", help="print JSON, one object a line")
@@ -29,27 +72,41 @@ def database_words() -> argparse.ArgumentParser:
     keys.add_argument(
         "--master-keys",
         metavar="FILE",
-        type=Path,
+        type=file,
         help="a file of local master keys; default: the keys in $SAGAS_MASTER_KEYS, else nothing is opened or sealed",
     )
     return words
 
 
-def person_words() -> argparse.ArgumentParser:
+def person_words() -> Parser:
     """Who acts, and why."""
-    words = argparse.ArgumentParser(add_help=False)
+    words = Parser(add_help=False)
     words.add_argument("--by", required=True, help="who asks; recorded")
     words.add_argument("--reason", required=True, help="why; recorded")
     return words
 
 
-def bulk_words() -> argparse.ArgumentParser:
-    """Which runs a verb for many means."""
-    words = argparse.ArgumentParser(add_help=False)
+def bulk_words() -> Parser:
+    """Which runs a verb for many means; `chosen` reads them."""
+    words = Parser(add_help=False)
     words.add_argument("--saga", help="only runs of this saga")
     words.add_argument("--tenant", help="only runs of this tenant")
     words.add_argument("--key-prefix", help="only runs whose key begins so")
-    words.add_argument("--started-before", type=datetime.fromisoformat, help="only runs started before (ISO 8601)")
+    words.add_argument("--started-before", type=instant, metavar="TIME", help="only runs started before (ISO 8601)")
+    words.add_argument("--all", action="store_true", help="all runs to which the verb applies, whatever they are")
     words.add_argument("--limit", type=int, default=100_000, help="at most this many; default: 100000")
     words.add_argument("--dry-run", action="store_true", help="say what would be done, do nothing")
     return words
+
+
+def chosen(options: argparse.Namespace) -> dict[str, Any]:
+    """What `bulk_words` chose. Raises Usage for every run there is, unless that was said."""
+    filters = {name: getattr(options, name) for name in ("saga", "tenant", "key_prefix", "started_before")}
+    narrowed = any(value is not None for value in filters.values())
+    if narrowed == options.all:
+        raise Usage(
+            "--all or what narrows it: not both"
+            if narrowed
+            else "which runs? --saga, --tenant, --key-prefix or --started-before, or all of them: --all"
+        )
+    return {**filters, "limit": options.limit, "dry_run": options.dry_run}

@@ -93,6 +93,17 @@ class Cli:
 
         self.do(blocked)
 
+    def claim_and_hold(self, state: State) -> None:
+        async def held(store: MongoStore) -> None:
+            await store.ready()
+            claimed = await store.claims.take(
+                [("fulfil", 1)], token="t", worker="w", lease=timedelta(minutes=5), limit=9
+            )
+            for run in claimed:
+                await store.runs.hold(run, state, "held for a test")
+
+        self.do(held)
+
     def age(self, key_id: str) -> None:
         """Let the time pass in which every process notices that this key is retired."""
         with MongoClient[dict[str, Any]](self.uri) as client:
@@ -160,9 +171,9 @@ def test_what_is_back_is_requeued_by_tenant_or_by_run(cli: Cli) -> None:
     cli.block(2, waiting=1)
     code, out, _ = cli("requeue", "--tenant", "vinet", *SAID, "--dry-run")
     assert (code, out) == (0, "3 runs, nothing done (dry run)\n")
-    code, out, err = cli("requeue", *SAID)
+    code, out, err = cli("requeue", "--all", *SAID)
     assert (code, out) == (2, "")
-    assert "name one of them" in err
+    assert err.startswith("sagas requeue: --tenant, --run: name one of them")
     code, out, _ = cli("requeue", "--run", runs[0], "--run", runs[1], *SAID)
     assert (code, out) == (0, "2 runs\n")
     assert cli.run(runs[0]).state is State.PENDING
@@ -182,7 +193,16 @@ def test_without_the_keys_nothing_is_requeued(cli: Cli) -> None:
     code, out, _ = cli("requeue", "--tenant", "vinet", *SAID, keyed=False)
     assert code == 1
     assert "no keyring" in out
+    assert "--master-keys" in out, "what to do about it"
     assert cli.run(run_id).state is State.QUARANTINED
+
+
+def test_without_the_keys_a_verb_says_where_to_give_them(cli: Cli) -> None:
+    run_id = cli.start("vinet")
+    cli.claim_and_hold(State.BROKEN)
+    code, out, err = cli("resume", run_id, *SAID, keyed=False)
+    assert (code, out) == (1, "")
+    assert "--master-keys or --keyring" in err
 
 
 def test_a_run_on_hold_says_in_the_list_why_it_waits(cli: Cli) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import json
 import os
+import re
 import secrets
 import signal
 import subprocess
@@ -272,6 +274,80 @@ def test_wrong_words_are_wrong_usage(say: Say, mongo_uri: str, wrong: list[str])
     assert said.err
     assert "Traceback" not in said.err
     assert said.code == 2
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (["runs", "--state", "helf"], "invalid choice: 'helf' (choose from 'pending', 'running', 'quarantined'"),
+        (["held", "--state", "open"], "invalid choice: 'open' (choose from 'quarantined', 'in_doubt'"),
+        (["stop-many", "--started-before", "yesterday"], "'yesterday' is not a time with a time zone, for instance 20"),
+        (["stop-many", "--started-before", "2026-01-31T00:00:00"], "is not a time with a time zone, for instance 20"),
+        (["runs", "--limit", "0"], "sagas runs: --limit: must be a whole number"),
+        (["keys", "rotate", "--no-tenant"], "sagas keys rotate: --keyring, --master-keys: "),
+    ],
+    ids=lambda given: " ".join(given) if isinstance(given, list) else "",
+)
+def test_what_is_wrong_is_said_in_the_commands_own_words(
+    say: Say, at: list[str], wrong: list[str], message: str
+) -> None:
+    words = ["--by", "ann", "--reason", "a test"] if wrong[0] == "stop-many" else []
+    said = say(*wrong, *words, *at)
+    assert (said.code, said.out) == (2, "")
+    assert message in said.err.replace("\n", " ")
+
+
+def commands_of(parser: argparse.ArgumentParser, *words: str) -> Iterator[tuple[tuple[str, ...], Any]]:
+    yield words, parser
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for word, command in action.choices.items():
+                yield from commands_of(command, *words, word)
+
+
+COMMANDS = {" ".join(words): parser for words, parser in commands_of(build_parser())}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_no_option_of_any_command_may_be_abbreviated(command: str) -> None:
+    options = [one for action in COMMANDS[command]._actions for one in action.option_strings if len(one) > len("--x")]
+    for option in options:
+        with pytest.raises(SystemExit):
+            COMMANDS[command].parse_args([option[:-1] if option[:-1] not in options else option[:-2]])
+    assert not COMMANDS[command].allow_abbrev
+
+
+@pytest.mark.parametrize("command", [command for command in COMMANDS if command not in ("", "keys")])
+def test_no_value_of_any_command_may_be_empty(say: Say, at: list[str], command: str) -> None:
+    """`--database "$NOT_SET"` must not lead to another database, nor `--tenant "$NOT_SET"` to every tenant's runs."""
+    takes = [action for action in COMMANDS[command]._actions if action.nargs is None]
+    assert takes
+    for action in takes:
+        word = action.option_strings[-1] if action.option_strings else None
+        given = [word, ""] if word else [""]
+        said = say(*command.split(), *given)
+        named = word or str(action.metavar or action.dest)
+        assert (said.code, said.out) == (2, ""), named
+        assert f"argument {named}" in said.err
+
+
+@pytest.mark.parametrize("verb", ["stop-many", "resume-many", "retry-now-many", "restart-many", "requeue"])
+def test_every_run_there_is_has_to_be_said(say: Say, at: list[str], verb: str) -> None:
+    said = say(verb, "--by", "ann", "--reason", "a test", *at)
+    assert (said.code, said.out) == (2, "")
+    assert "--all" in said.err
+    both = say(verb, "--all", "--tenant", "vinet", "--by", "ann", "--reason", "a test", *at)
+    assert (both.code, both.out) == (2, "")
+    assert "not" in both.err
+    everything = say(verb, "--all", "--dry-run", "--by", "ann", "--reason", "a test", *at)
+    assert (everything.code, everything.err) == (0, "")
+    assert "nothing done (dry run)" in everything.out
+
+
+def test_a_program_says_its_version(say: Say) -> None:
+    said = say("--version")
+    assert (said.code, said.err) == (0, "")
+    assert re.fullmatch(r"mongo-sagas [\w.()+ ]+\n", said.out)
 
 
 def test_help_names_every_command(say: Say) -> None:
