@@ -18,7 +18,16 @@ from pydantic import BaseModel, ValidationError
 
 from sagas.errors import ErrorDetail, Unreadable
 
-__all__ = ["NotJournalable", "dump_context", "dump_error", "dump_text", "load_context", "load_error", "load_text"]
+__all__ = [
+    "NotJournalable",
+    "dump_context",
+    "dump_error",
+    "dump_text",
+    "load_context",
+    "load_error",
+    "load_text",
+    "type_name",
+]
 
 C = TypeVar("C", bound=BaseModel)
 
@@ -93,7 +102,7 @@ def _field_names(model: type[BaseModel]) -> frozenset[str]:
 def dump_error(error: BaseException) -> bytes:
     """A step's exception, bounded in size."""
     detail = {
-        "type": _type_name(error),
+        "type": type_name(error),
         "message": _said(error)[:_MESSAGE_MAX],
         "traceback": "".join(traceback.format_exception(error, limit=-12))[-_TRACEBACK_MAX:],
     }
@@ -136,6 +145,7 @@ def _said(error: BaseException) -> str:
         return f"(its text cannot be had: {type(failed).__name__})"
 
 
-def _type_name(error: BaseException) -> str:
+def type_name(error: BaseException) -> str:
+    """What kind of exception it is, as journals and logs name it."""
     kind = type(error)
     return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
