@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import json
 import traceback
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
@@ -25,7 +25,9 @@ __all__ = [
     "dump_text",
     "load_context",
     "load_error",
+    "load_json",
     "load_text",
+    "read_context",
     "type_name",
 ]
 
@@ -62,7 +64,11 @@ def dump_context(model: type[C], value: object) -> tuple[bytes, C]:
 
 def load_context(model: type[C], payload: bytes, what: str) -> C:
     """The context from its bytes. Raises Unreadable, naming the fields that do not validate."""
-    text = _text(payload, what)
+    return read_context(model, _text(payload, what), what)
+
+
+def read_context(model: type[C], text: bytes, what: str) -> C:
+    """The context from its JSON, as a person may have written it. Raises Unreadable as `load_context` does."""
     try:
         return model.model_validate_json(text)
     except ValidationError as error:
@@ -107,6 +113,14 @@ def dump_error(error: BaseException) -> bytes:
         "traceback": "".join(traceback.format_exception(error, limit=-12))[-_TRACEBACK_MAX:],
     }
     return _JSON + json.dumps(detail).encode()
+
+
+def load_json(payload: bytes, what: str) -> Any:
+    """What a context's JSON says, whatever its model is. Raises Unreadable."""
+    try:
+        return json.loads(_text(payload, what))
+    except (ValueError, RecursionError):
+        raise Unreadable(what, "is not JSON") from None
 
 
 def load_error(payload: bytes, what: str) -> ErrorDetail:
