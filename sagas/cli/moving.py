@@ -5,14 +5,19 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from typing import Final
+from pathlib import Path
+from typing import Any, Final, TypeVar
 
-from sagas.cli.opening import named, store_of
+from pydantic import BaseModel
+
+from sagas.cli.opening import named, run_meant, store_of
 from sagas.cli.printing import DONE, REFUSED, several, to_json
-from sagas.cli.words import Commands, Parser, Usage, bulk_words, chosen, file, person_words
+from sagas.cli.words import Commands, Parser, Usage, bulk_words, chosen, file, person_words, run_words
 from sagas.client import Client
 from sagas.definition import Fate, Saga
+from sagas.errors import Unreadable
 from sagas.operator import BulkResult, Operator
+from sagas.payload import read_context
 from sagas.stopping import StopOutcome
 from sagas_store.states import State
 
@@ -24,6 +29,10 @@ _VERBS: Final = {
     "restart": "start an undone run anew, as a new run",
 }
 
+C = TypeVar("C", bound=BaseModel)
+
+_ABSENT: Final = object()
+
 
 def add(commands: Commands, database: Parser) -> None:
     """The verbs on runs."""
@@ -33,8 +42,9 @@ def add(commands: Commands, database: Parser) -> None:
     stop.add_argument("run_id", metavar="RUN")
     stop.set_defaults(act=_stop)
 
-    preview = commands.add_parser("preview-stop", parents=[database], help="what a stop would do now; only reads")
-    preview.add_argument("run_id", metavar="RUN")
+    preview = commands.add_parser(
+        "preview-stop", parents=[database, run_words()], help="what a stop would do now; only reads"
+    )
     preview.set_defaults(act=_preview_stop)
 
     stop_many = commands.add_parser(
@@ -69,6 +79,8 @@ def add(commands: Commands, database: Parser) -> None:
         "--happened", metavar="FILE", type=file, help="it did; FILE is the context it produced, as JSON"
     )
     outcome.add_argument("--did-not-happen", action="store_true", help="it did not; everything is undone")
+    verdict.add_argument("--yes", action="store_true", help="do not ask; where there is no terminal it has to be said")
+    verdict.add_argument("--dry-run", action="store_true", help="check everything, say what would change, do nothing")
     verdict.set_defaults(act=_verdict)
 
 
@@ -88,7 +100,7 @@ async def _stop(options: argparse.Namespace) -> int:
 
 async def _preview_stop(options: argparse.Namespace) -> int:
     async with store_of(options) as store, Client(store) as client:
-        preview = await client.preview_stop(options.run_id)
+        preview = await client.preview_stop(await run_meant(options, store, client))
     if options.json:
         print(to_json(preview))
         return DONE
@@ -166,15 +178,77 @@ async def _verdict(options: argparse.Namespace) -> int:
     saga = named(options.saga)
     if not isinstance(saga, Saga):
         raise Usage(f"{options.saga} is {type(saga).__name__}, not a Saga")
-    context = None
-    if options.happened is not None:
-        try:
-            context = saga.context.model_validate_json(options.happened.read_bytes())
-        except (OSError, ValueError) as error:
-            raise Usage(f"{options.happened} is not a {saga.context.__name__}: {type(error).__name__}") from None
-    async with store_of(options) as store:
-        await Operator(store).verdict(
-            saga, options.run_id, happened=context is not None, context=context, by=options.by, reason=options.reason
-        )
-    print(json.dumps({"run": options.run_id, "state": "pending"}) if options.json else f"run {options.run_id} goes on")
+    context = _given_context(saga, options.happened) if options.happened is not None else None
+    async with store_of(options) as store, Client(store) as client:
+
+        async def say(*, dry_run: bool) -> None:
+            await Operator(store).verdict(
+                saga,
+                options.run_id,
+                happened=context is not None,
+                context=context,
+                by=options.by,
+                reason=options.reason,
+                dry_run=dry_run,
+            )
+
+        await say(dry_run=True)
+        await _print_consequence(client, options.run_id, context)
+        if not options.dry_run:
+            if not options.yes and not _confirmed():
+                print("nothing was done", file=sys.stderr)
+                return REFUSED
+            await say(dry_run=False)
+    if options.dry_run:
+        print("nothing done (dry run)", file=sys.stderr)
+    elif options.json:
+        print(json.dumps({"run": options.run_id, "state": "pending"}))
+    else:
+        print(f"run {options.run_id} goes on")
     return DONE
+
+
+def _given_context(saga: Saga[C], path: Path) -> C:
+    """The context in a file that a person has written. Raises Usage, which says what is wrong and quotes none of it."""
+    try:
+        text = path.read_bytes()
+    except OSError as error:
+        raise Usage(f"--happened: {path} cannot be read: {error.strerror}") from None
+    try:
+        json.loads(text)
+        return read_context(saga.context, text, f"--happened: {path}")
+    except json.JSONDecodeError as error:
+        why = f"{error.msg}, line {error.lineno}, column {error.colno}"
+    except (UnicodeDecodeError, RecursionError) as error:
+        why = type(error).__name__
+    except Unreadable as error:
+        raise Usage(str(error)) from None
+    raise Usage(f"--happened: {path} is not JSON: {why}")
+
+
+async def _print_consequence(client: Client, run_id: str, context: BaseModel | None) -> None:
+    """What the verdict comes to, for whoever has to confirm it: by the names of fields, without their values."""
+    if context is None:
+        print("the pivot did not happen: everything before it is undone. It cannot be taken back.", file=sys.stderr)
+        return
+    before, given = _fields(await client.context(run_id)), _fields(json.loads(context.model_dump_json(warnings=False)))
+    names = {**before, **given}
+    changed = [name for name in names if before.get(name, _ABSENT) != given.get(name, _ABSENT)]
+    doubt = " No field is as it was: is it this run's?" if len(changed) == len(names) > 1 else ""
+    print(
+        "the pivot happened: the run goes forward with this context. What differs from the one before the pivot: "
+        f"{', '.join(changed) or 'nothing'}.{doubt} It cannot be taken back.",
+        file=sys.stderr,
+    )
+
+
+def _fields(context: Any) -> dict[str, Any]:
+    return context if isinstance(context, dict) else {"the whole": context}
+
+
+def _confirmed() -> bool:
+    if not sys.stdin.isatty():
+        print("there is no terminal to confirm it on: say --yes", file=sys.stderr)
+        return False
+    print("Type yes to go on: ", end="", file=sys.stderr, flush=True)
+    return sys.stdin.readline().strip() == "yes"

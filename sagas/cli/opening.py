@@ -12,16 +12,22 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, Final
 
+from sagas.choosing import check_run_id
 from sagas.cli.words import Usage
+from sagas.client import Client
 from sagas.keyring import Keyring
 from sagas.worker import Worker
 from sagas.wrapping import LocalKeyWrapper
 from sagas_store import MongoStore
 from sagas_store.connect import connected
 
-__all__ = ["called", "named", "store_of"]
+__all__ = ["called", "named", "run_meant", "store_of"]
 
 _MASTER_KEYS: Final = "SAGAS_MASTER_KEYS"
+_BEGINNING_MIN: Final = 8
+"""Of a run's id: shorter ones are no help for a person, and mean another run too soon."""
+_WHOLE: Final = 32
+_CANDIDATES: Final = 5
 
 
 @contextlib.asynccontextmanager
@@ -29,6 +35,25 @@ async def store_of(options: argparse.Namespace, **more: Any) -> AsyncIterator[Mo
     """The store that the options lead to, with the keyring that they name."""
     async with connected(options.uri, options.database, keyring=await _keyring(options), **more) as store:
         yield store
+
+
+async def run_meant(options: argparse.Namespace, store: MongoStore, client: Client) -> str:
+    """The id of the run that `run_words` name. Raises Usage, RunNotFound."""
+    given: str | None = options.run_id
+    if (given is None) == (options.saga is None and options.key is None and options.tenant is None):
+        raise Usage("which run? Its id, or else --saga and --key, with --tenant where it has one")
+    if given is None:
+        if options.saga is None or options.key is None:
+            raise Usage("--saga and --key are given together")
+        return await client.find_id(options.saga, key=options.key, tenant=options.tenant)
+    if not _BEGINNING_MIN <= len(check_run_id(given)) < _WHOLE:
+        return given
+    await store.ready()
+    found = await store.runs.beginning_with(given, limit=_CANDIDATES + 1)
+    if len(found) <= 1 or given in found:
+        return given if given in found or not found else found[0]
+    more = " and others" if len(found) > _CANDIDATES else ""
+    raise Usage(f"RUN: {given} is the beginning of several: {', '.join(found[:_CANDIDATES])}{more}")
 
 
 async def _keyring(options: argparse.Namespace) -> Keyring | None:

@@ -7,7 +7,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Commands", "Parser", "Usage", "bulk_words", "chosen", "database_words", "file", "person_words"]
+__all__ = ["Commands", "Parser", "Usage", "bulk_words", "chosen", "database_words", "file", "person_words", "run_words"]
 
 Commands = Any
 """What argparse calls subparsers, and does not name."""
@@ -75,6 +75,18 @@ def database_words() -> Parser:
         type=file,
         help="a file of local master keys; default: the keys in $SAGAS_MASTER_KEYS, else nothing is opened or sealed",
     )
+    return words
+
+
+def run_words() -> Parser:
+    """Which run a command that only reads is about; `opening.run_meant` finds it. Whoever acts gives the whole id."""
+    words = Parser(add_help=False)
+    words.add_argument(
+        "run_id", metavar="RUN", nargs="?", help="the run's id, or its beginning: eight characters or more"
+    )
+    words.add_argument("--saga", help="in place of RUN, with --key: the saga's name")
+    words.add_argument("--key", help="the idempotency key that the run was started with")
+    words.add_argument("--tenant", help="with --key: the run's tenant; default: a run without a tenant")
     return words
 
 

@@ -24,8 +24,10 @@ from pymongo import AsyncMongoClient, MongoClient
 
 from sagas import JournalLine, RunInfo
 from sagas.cli import build_parser, main
+from sagas.identity import run_id_of
 from sagas.payload import dump_error, dump_text
 from sagas_store import MongoStore
+from sagas_store.connect import connected
 from sagas_store.embedded.node import free_ports
 from sagas_store.entries import Kind
 from sagas_store.states import State
@@ -78,6 +80,10 @@ def run_program(*arguments: str, cwd: Path | None = None, **environment: str) ->
     return Said(done.returncode, done.stdout, done.stderr)
 
 
+def says_no() -> None:
+    raise ValueError("the bank\nsaid \x1b[31mno")
+
+
 @pytest.fixture(scope="module")
 def at(mongo_uri: str) -> Iterator[list[str]]:
     """Options that lead to a database with a completed, a held and a pending run."""
@@ -99,7 +105,9 @@ def at(mongo_uri: str) -> Iterator[list[str]]:
                 key=lambda run: run.run_id == "run-completed",
             )
             await store.journal.append(entry("run-completed", 1, payload=payload, next="step:charge"))
-            error = dump_error(ValueError(SECRET))
+            with pytest.raises(ValueError, match="the bank") as no:
+                says_no()
+            error = dump_error(no.value)
             failed = entry("run-completed", 2, kind=Kind.STEP_FAILED, step="charge", payload=error, in_doubt=True)
             await store.journal.append(failed)
             words = dump_text("the bank was down")
@@ -188,8 +196,9 @@ def test_a_run_is_shown_with_its_journal(say: Say, at: list[str]) -> None:
     assert "held_reason" not in shown, "what is not there is left out"
     head, first, second, third = below.splitlines()
     assert head.split() == ["seq", "at", "kind", "step", "try", "attempt", "next", "note"]
-    assert first.split()[2:] == ["step_succeeded", "reserve", "1", "1", "step:charge"]
-    assert second.endswith("ValueError (in doubt)")
+    assert first.split()[3:] == ["step_succeeded", "reserve", "1", "1", "step:charge"]
+    assert re.search(r" \d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3}Z ", first), "with its day, and in which zone"
+    assert second.endswith(r"ValueError: the bank said \x1b[31mno (in doubt)"), "and nothing steers the terminal"
     assert third.endswith("by ops: the bank was down"), "who, and why, for what a person did"
     assert (said.code, said.err) == (0, "")
 
@@ -200,8 +209,66 @@ def test_a_run_is_shown_as_one_json_object(say: Say, at: list[str]) -> None:
     assert shown.keys() == {"run", "journal"}
     assert shown["run"].keys() == {field.name for field in fields(RunInfo)}
     assert [line.keys() for line in shown["journal"]] == [{field.name for field in fields(JournalLine)}] * 3
-    assert [line["error"] for line in shown["journal"]] == [None, "ValueError", None]
+    error = {"type": "ValueError", "message": "the bank\nsaid \x1b[31mno"}
+    assert [line["error"] for line in shown["journal"]] == [None, error, None]
     assert said.code == 0
+
+
+def test_a_traceback_is_shown_when_it_is_asked_for(say: Say, at: list[str]) -> None:
+    said = say("show", *at, "run-completed", "--traceback")
+    assert "entry 2, charge:\nTraceback (most recent call last):\n" in said.out
+    assert "\x1b" not in said.out
+    shown = json.loads(say("show", *at, "run-completed", "--traceback", "--json").out)
+    assert "in says_no" in shown["journal"][1]["error"]["traceback"]
+
+
+def test_a_run_is_shown_by_its_saga_and_key(say: Say, at: list[str], by_key: str) -> None:
+    said = say("show", *at, "--saga", "order", "--key", "by-key")
+    assert said.out.splitlines()[0].split() == ["run_id", by_key]
+    for wrong in (["--saga", "refund", "--key", "by-key"], ["--saga", "order", "--key", "by-key", "--tenant", "vinet"]):
+        said = say("show", *at, *wrong)
+        assert (said.code, said.out) == (1, "")
+        assert "with this key" in said.err
+    for wrong in ([], ["--saga", "order"], ["--key", "by-key"], ["run-held", "--key", "by-key"], ["--tenant", "vinet"]):
+        assert say("show", *at, *wrong).code == 2
+
+
+@pytest.fixture
+def by_key(at: list[str]) -> Iterator[str]:
+    """The id of a run that was started with a key, as a client does; another run's begins alike."""
+    run_id = run_id_of("order", "by-key")
+    ids = [run_id, run_id[:12] + "0" * 20]
+
+    async def start() -> None:
+        async with connected(at[1], at[3]) as store:
+            await store.ready()
+            for one in ids:
+                await store.runs.insert(new_run(store, run_id=one, key=one))
+
+    asyncio.run(start())
+    yield run_id
+    with MongoClient[dict[str, Any]](at[1]) as client:
+        client[at[3]]["sagas.runs"].delete_many({"_id": {"$in": ids}})
+
+
+def test_who_reads_may_name_a_run_by_the_beginning_of_its_id(say: Say, at: list[str], by_key: str) -> None:
+    assert say("show", *at, "run-comp").out.split()[1] == "run-completed"
+    assert say("show", *at, by_key[:13]).out.split()[1] == by_key
+    assert say("preview-stop", *at, by_key[:13]).code == 0
+    several = say("show", *at, by_key[:12])
+    assert (several.code, several.out) == (2, "")
+    assert f"several: {min(by_key, by_key[:12] + '0' * 20)}, " in several.err
+    for short in ("run-com", by_key[:7]):
+        assert say("show", *at, short).code == 1
+    acting = say("stop", *at, by_key[:13], "--by", "ann", "--reason", "a test")
+    assert (acting.code, acting.out) == (1, "")
+    assert "not found" in acting.err
+
+
+def test_a_context_is_printed_as_json(say: Say, at: list[str]) -> None:
+    said = say("context", *at, "run-completed")
+    assert (said.code, json.loads(said.out), said.err) == (0, {"card": SECRET}, "")
+    assert say("context", *at, "run-completed", "--json").out == json.dumps({"card": SECRET}) + "\n"
 
 
 def test_a_run_that_is_not_there_is_refused(say: Say, at: list[str]) -> None:
@@ -210,8 +277,9 @@ def test_a_run_that_is_not_there_is_refused(say: Say, at: list[str]) -> None:
     assert said.err == "sagas show: run run-nowhere: not found\n"
 
 
-def test_no_payload_and_no_text_of_an_exception_is_ever_printed(say: Say, at: list[str]) -> None:
-    for command in (["runs"], ["runs", "--json"], ["show", "run-completed"], ["show", "run-completed", "--json"]):
+def test_no_payload_is_printed_but_by_the_command_that_is_for_it(say: Say, at: list[str]) -> None:
+    shown = ["show", "run-completed", "--traceback"]
+    for command in (["runs"], ["runs", "--json"], ["held"], shown, [*shown, "--json"], ["preview-stop", "run-held"]):
         said = say(command[0], *at, *command[1:])
         assert said.code == 0
         assert SECRET not in said.out + said.err
