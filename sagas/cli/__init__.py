@@ -14,10 +14,12 @@ import asyncio
 import importlib.metadata
 import os
 import sys
+import traceback
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Final
 
 from sagas.cli import keys, looking, moving, schema, working
+from sagas.cli.opening import TargetFailed
 from sagas.cli.printing import DONE, REFUSED, UNREACHABLE, USAGE
 from sagas.cli.words import Parser, Usage, database_words
 from sagas.errors import InvalidInput, SagaError, StoreUnavailable
@@ -55,7 +57,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     act: Callable[[argparse.Namespace], Coroutine[Any, Any, int]] = options.act
     try:
         return asyncio.run(act(options))
-    except (Usage, SagaError) as error:
+    except (Usage, TargetFailed, SagaError) as error:
+        if isinstance(error, TargetFailed) and getattr(options, "log_level", "") == "debug":
+            traceback.print_exception(error.__cause__)
         words = " ".join(filter(None, (options.command, getattr(options, "verb", None))))
         print(f"sagas {words}: {_in_its_words(error, options)}", file=sys.stderr)
         return _code(error)

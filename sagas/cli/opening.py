@@ -8,20 +8,24 @@ import importlib
 import inspect
 import os
 import sys
-from collections.abc import AsyncIterator
+import traceback
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
 from sagas.choosing import check_run_id
+from sagas.cli.printing import one_line
 from sagas.cli.words import Usage
 from sagas.client import Client
+from sagas.errors import SagaError
 from sagas.keyring import Keyring
+from sagas.payload import type_name
 from sagas.worker import Worker
 from sagas.wrapping import LocalKeyWrapper
 from sagas_store import MongoStore
 from sagas_store.connect import connected
 
-__all__ = ["called", "named", "run_meant", "store_of"]
+__all__ = ["TargetFailed", "called", "code_of", "named", "run_meant", "store_of"]
 
 _MASTER_KEYS: Final = "SAGAS_MASTER_KEYS"
 _BEGINNING_MIN: Final = 8
@@ -70,14 +74,49 @@ async def _keyring(options: argparse.Namespace) -> Keyring | None:
     return None
 
 
+class TargetFailed(Exception):
+    """The code that a command was told to use has raised something of its own, which is the cause of this."""
+
+
+@contextlib.contextmanager
+def code_of(target: str) -> Iterator[None]:
+    """Whatever that code raises is said in one line: what it is, and where. Raises TargetFailed.
+
+    A traceback would say more, but it buries what a person has mistyped or not set; `sagas worker` shows it on request.
+    """
+    try:
+        yield
+    except (Usage, SagaError):  # say it themselves
+        raise
+    except Exception as error:
+        frames = [one for one in traceback.extract_tb(error.__traceback__) if not one.filename.startswith("<")]
+        where = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
+        raise TargetFailed(f"{target} raised {type_name(error)}: {one_line(str(error))}{where}") from error
+
+
 async def called(target: str) -> Any:
     """What `module:attribute` names, called if it is a function: inside the running loop, where its clients belong."""
     found = named(target)
     if callable(found) and not isinstance(found, Worker):
-        found = found()
-        if inspect.isawaitable(found):
-            found = await found
+        if missing := _required(found):
+            raise Usage(
+                f"{target} cannot be called without {', '.join(missing)}; name a function that takes no arguments"
+            )
+        with code_of(target):
+            found = found()
+            if inspect.isawaitable(found):
+                found = await found
     return found
+
+
+def _required(function: Callable[..., Any]) -> list[str]:
+    """The arguments that it has to be given."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except ValueError:  # of some that are written in C nothing is known
+        return []
+    optional = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return [one.name for one in parameters if one.default is one.empty and one.kind not in optional]
 
 
 def named(target: str) -> Any:
@@ -86,12 +125,13 @@ def named(target: str) -> Any:
     if not (module_name and colon and attribute):
         raise Usage(f"{target!r} is not of the form module:attribute, for instance shop.worker:make_worker")
     sys.path.insert(0, str(Path.cwd()))
-    try:
-        found: Any = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
-            raise  # the module is there, and something that it imports is not: its traceback says more than we can
-        raise Usage(f"no module {module_name!r} can be imported from here ({Path.cwd()})") from None
+    with code_of(target):
+        try:
+            found: Any = importlib.import_module(module_name)
+        except ModuleNotFoundError as error:
+            if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
+                raise  # the module is there, and something that it imports is not
+            raise Usage(f"no module {module_name!r} can be imported from here ({Path.cwd()})") from None
     for name in attribute.split("."):
         if not hasattr(found, name):
             raise Usage(f"module {module_name!r} has no {attribute!r}")

@@ -13,7 +13,7 @@ from typing import Any
 
 import structlog
 
-from sagas.cli.opening import called
+from sagas.cli.opening import called, code_of
 from sagas.cli.printing import DONE
 from sagas.cli.words import Commands, Usage
 from sagas.tenant_worker import TenantWorker
@@ -31,7 +31,10 @@ def add(commands: Commands) -> None:
         help="a Worker or TenantWorker; or a function, async or not, that returns one; or an async context manager",
     )
     worker.add_argument(
-        "--log-level", default="info", choices=("debug", "info", "warning", "error"), help="default: info"
+        "--log-level",
+        default="info",
+        choices=("debug", "info", "warning", "error"),
+        help="default: info; debug shows tracebacks of the target's own code",
     )
     worker.add_argument("--log-json", action="store_true", help="one JSON object per log line")
     worker.set_defaults(act=_worker)
@@ -41,7 +44,8 @@ async def _worker(options: argparse.Namespace) -> int:
     _configure_logs(options.log_level, as_json=options.log_json)
     made = await called(options.target)
     async with contextlib.AsyncExitStack() as stack:
-        worker = await stack.enter_async_context(made) if isinstance(made, AbstractAsyncContextManager) else made
+        with code_of(options.target):
+            worker = await stack.enter_async_context(made) if isinstance(made, AbstractAsyncContextManager) else made
         if not isinstance(worker, Worker | TenantWorker):
             raise Usage(f"{options.target} is {type(worker).__name__}, not a Worker")
         spare_collector()
