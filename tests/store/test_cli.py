@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import structlog
 from pymongo import AsyncMongoClient, MongoClient
 
 from sagas import JournalLine, RunInfo
@@ -52,7 +53,7 @@ class Said:
 
 
 @pytest.fixture
-def say(capsys: pytest.CaptureFixture[str]) -> Say:
+def say(capsys: pytest.CaptureFixture[str]) -> Iterator[Say]:
     """Run a command in this process."""
 
     def say(*arguments: str) -> Said:
@@ -63,7 +64,8 @@ def say(capsys: pytest.CaptureFixture[str]) -> Say:
         out, err = capsys.readouterr()
         return Said(code, out, err)
 
-    return say
+    yield say
+    structlog.reset_defaults()  # `sagas worker` logs to this test's stderr, which is closed by the next one
 
 
 def run_program(*arguments: str, cwd: Path | None = None, **environment: str) -> Said:
