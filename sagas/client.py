@@ -6,7 +6,7 @@ import asyncio
 import base64
 import contextlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, Final, Generic, Self, TypeVar
@@ -43,11 +43,11 @@ from sagas.errors import (
     Unreadable,
 )
 from sagas.identity import run_id_of
-from sagas.keyring import WORDS_PATIENCE_S, ClaimRound, Keyring, keys_of, opened_text, refuse_unkeyed
+from sagas.keyring import WORDS_PATIENCE_S, ClaimRound, Keyring, Opened, keys_of, opened_text, refuse_unkeyed
 from sagas.limits import Limits
-from sagas.payload import dump_text, is_same_context, load_context, load_error, load_text
+from sagas.payload import dump_text, is_same_context, load_context, load_error, load_json, load_text
 from sagas.restwatch import rest_watch_of
-from sagas.sealing import Slot, place_of_payload, place_of_reason
+from sagas.sealing import Slot, place_of_newest_context, place_of_payload, place_of_reason
 from sagas.stopping import StopAnswer, StopOutcome, StopPreview, answer, check_words, preview
 from sagas.tenancy import Reach, store_of
 from sagas.texts import check_utf8
@@ -104,8 +104,8 @@ class RunInfo:
     key: str | None
     """The idempotency key. Where it is sealed, it is opened if that can be done; lists leave it out unless asked."""
     state: State
-    phase: str
-    """`forward`, `past_gate` (the pivot has begun) or `rolling_back`."""
+    phase: str | None
+    """`forward`, `past_gate` (the pivot has begun) or `rolling_back`; None once it is settled, which says it all."""
     attempts: int
     created_at: datetime
     due_at: datetime | None
@@ -133,19 +133,29 @@ class RunInfo:
     """The id of the key that does not open it."""
     blocked_count: int = 0
     """How many claims found the key lost."""
+    stop_reason: str | None = None
+    """Why, in the words of whoever asked for the stop; as `key`, and None where it could not be sealed then."""
+    started_by: str | None = None
+    """Who started it anew, for a run that was restarted from another."""
+    started_reason: str | None = None
+    """Why, in that person's words; as `key`."""
+    unopened: str | None = None
+    """Why the key or a reason that is there, and was asked for, cannot be shown."""
 
     @classmethod
-    def of(cls, record: RunRecord, *, key: str | None = None) -> RunInfo:
-        """From the store's record, and the idempotency key where that was sealed."""
+    def of(cls, record: RunRecord, opened: Mapping[Slot, Opened] | None = None) -> RunInfo:
+        """From the store's record, and what was opened of the words stored with it."""
+        words = opened or {}
+        said = {slot: one.text for slot, one in words.items()}
         blocked = record.blocked if record.state in (State.PENDING, State.QUARANTINED) else None
         return cls(
             run_id=record.run_id,
             saga=record.saga,
             version=record.version,
             tenant=record.tenant,
-            key=record.key if record.key is not None else key,
+            key=record.key if record.key is not None else said.get(Slot.KEY),
             state=record.state,
-            phase=str(record.phase),
+            phase=str(record.phase) if record.state not in SETTLED else None,
             attempts=record.attempts,
             created_at=record.created_at,
             due_at=record.due_at,
@@ -165,6 +175,10 @@ class RunInfo:
             blocked_why=blocked.why if blocked else None,
             blocked_key=blocked.key_id if blocked else None,
             blocked_count=blocked.count if blocked else 0,
+            stop_reason=said.get(Slot.STOP),
+            started_by=record.started_by,
+            started_reason=said.get(Slot.RESTART),
+            unopened="; ".join(one.unopened for one in words.values() if one.unopened) or None,
         )
 
 
@@ -322,7 +336,7 @@ class Client:
         now = self._store.clock.now()
         due_at = _due(now, start.due_at, start.delay)
         deadline = _deadline(now, due_at, start.deadline if start.deadline is not None else saga.deadline)
-        run_id = await self._run_id(saga, start.key, tenant) if start.key is not None else new_token()
+        run_id = await self._run_id(saga.name, start.key, tenant) if start.key is not None else new_token()
         return _Asked(run_id, start.key, tenant, payload, now, due_at, deadline)
 
     async def _sealed(self, saga: Saga[C], asked: _Asked) -> NewRun:
@@ -343,10 +357,10 @@ class Client:
             deadline=asked.deadline,
         )
 
-    async def _run_id(self, saga: Saga[Any], key: str, tenant: str | None) -> str:
+    async def _run_id(self, saga: str, key: str, tenant: str | None) -> str:
         _check_key(key)
         lookup = await self._keys.lookup_key(tenant)
-        return lookup.run_id(saga.name, key) if lookup is not None else run_id_of(saga.name, key, tenant)
+        return lookup.run_id(saga, key) if lookup is not None else run_id_of(saga, key, tenant)
 
     async def _same_input(self, saga: Saga[C], asked: _Asked, stored: RunRecord | None) -> None:
         """The run exists: fine if it was started with the same input, however that was written then."""
@@ -364,8 +378,7 @@ class Client:
 
     async def get(self, run_id: str) -> RunInfo:
         """A run as a majority has it. Raises RunNotFound."""
-        record = await self._record(run_id)
-        return RunInfo.of(record, key=await self._key_of(record))
+        return await self._info(await self._record(run_id))
 
     def run(self, saga: Saga[C], *, run_id: str) -> Run[C]:
         """A handle on a run that was started before. Asks nothing yet. Raises InvalidInput."""
@@ -374,14 +387,35 @@ class Client:
     async def find(self, saga: Saga[C], *, key: str, tenant: str | None = None) -> Run[C]:
         """A handle on the run of this saga with this key. Raises RunNotFound, InvalidInput, CannotOpen."""
         check_saga(saga)
+        return Run(self, saga, await self.find_id(saga.name, key=key, tenant=tenant), created=False)
+
+    async def find_id(self, saga: str, *, key: str, tenant: str | None = None) -> str:
+        """The id of the run with this key of the saga of this name, for whoever has no definition at hand.
+
+        Raises as `find` does.
+        """
+        check_text("saga", saga)
         _check_key(key)
         tenant = self._reach.choose(tenant)
         await self._store.ready()
-        if isinstance(self._keys, Keyring) and not await self._keys.keys(tenant):
-            raise RunNotFound("with this key")  # to look is no reason to make keys, for a name that may be mistyped
-        run_id = await self._run_id(saga, key, tenant)
-        await self._record(run_id)
-        return Run(self, saga, run_id, created=False)
+        # To look is no reason to make keys, for a name that may be mistyped.
+        if not isinstance(self._keys, Keyring) or await self._keys.keys(tenant):
+            run_id = await self._run_id(saga, key, tenant)
+            with contextlib.suppress(RunNotFound):
+                return (await self._record(run_id)).run_id
+        refuse_unkeyed(self._store, "without its key no run is found by its idempotency key")
+        whose = f"of tenant {tenant!r}" if tenant is not None else "without a tenant"
+        raise RunNotFound(f"of saga {saga!r} with this key, {whose}")
+
+    async def context(self, run_id: str) -> Any:
+        """The newest context of a run, which is its payload: what its JSON says, not validated.
+
+        Once the run is completed it is the result. Raises RunNotFound, CannotOpen, Unreadable.
+        """
+        run = await self._record(run_id)
+        seq, stored = await self._store.journal.last_context(run_id) or (None, run.input or b"")
+        opener = await self._keys.opener(run.tenant, run_id, [stored])
+        return load_json(opener.open(*place_of_newest_context(seq), stored), f"run {run_id}: context")
 
     async def runs(
         self,
@@ -395,7 +429,8 @@ class Client:
     ) -> RunPage:
         """Runs, newest first, a page at a time; held ones with `state=HELD`. No payload is read. Raises InvalidInput.
 
-        Idempotency keys that are sealed are left out, unless `open_keys` asks for them: that may need the key service.
+        Idempotency keys that are sealed, and reasons, are left out, unless `open_keys` asks for them: that may need the
+        key service.
         Pages by position, not by number: runs started meanwhile neither repeat nor hide any.
         """
         check_limit(limit, _PAGE_MAX)
@@ -406,15 +441,18 @@ class Client:
         found = await self._store.runs.page(chosen, after=position, limit=limit + 1)
         page = found[:limit]
         more = len(found) > limit
-        keys: list[str | None] = [None] * len(page)
-        if open_keys:
-            keys = await asyncio.gather(*map(self._key_of, page))
-        infos = [RunInfo.of(record, key=key) for record, key in zip(page, keys, strict=True)]
+        infos = await asyncio.gather(*map(self._info, page)) if open_keys else [RunInfo.of(record) for record in page]
         return RunPage(infos, _cursor(page[-1]) if more else None)
 
-    async def _key_of(self, record: RunRecord) -> str | None:
-        """The idempotency key that is sealed with the run, if it opens."""
-        return await opened_text(self._keys, record, Slot.KEY, 0, record.sealed_key)
+    async def _info(self, record: RunRecord) -> RunInfo:
+        """The run with the words that are stored with it, as far as they open."""
+        stored = {
+            Slot.KEY: record.sealed_key,
+            Slot.STOP: record.stop.reason if record.stop is not None else None,
+            Slot.RESTART: record.started_reason,
+        }
+        opened = await asyncio.gather(*(opened_text(self._keys, record, slot, 0, one) for slot, one in stored.items()))
+        return RunInfo.of(record, dict(zip(stored, opened, strict=True)))
 
     # ---------------------------------------------------------------- stopping
 
@@ -436,7 +474,8 @@ class Client:
         if first:
             said = reason if sealed is not None else None
         else:
-            said = await opened_text(self._keys, run, Slot.STOP, 0, run.stop.reason if run.stop is not None else None)
+            stored = run.stop.reason if run.stop is not None else None
+            said = (await opened_text(self._keys, run, Slot.STOP, 0, stored)).text
         return answer(run, first=first, reason=said)
 
     async def _sealed_for_stop(self, run: RunRecord, reason: str) -> tuple[bytes | None, str | None]:

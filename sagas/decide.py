@@ -498,7 +498,8 @@ def _next_try(progress: Progress, activity: Activity, step: StepDefinition[Any],
 def _spent(saga: Saga[Any], step: StepDefinition[Any], did: StepProgress) -> Action:
     """A step's tries are over."""
     if step.kind is StepKind.FORWARD:
-        return Hold(State.FORWARD_INCOMPLETE, f"{step.name} failed for good after the pivot ({did.step.failed} tries)")
+        tries = "1 try" if did.step.failed == 1 else f"{did.step.failed} tries"
+        return Hold(State.FORWARD_INCOMPLETE, f"{step.name} failed for good after the pivot ({tries})")
     if step.kind is StepKind.PIVOT and did.in_doubt and not did.absent:
         how = "its probe failed too" if step.question is not None else "it has no probe"
         return Hold(State.IN_DOUBT, f"whether {step.name} (the pivot) happened is unknown, and {how}")

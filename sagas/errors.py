@@ -193,12 +193,14 @@ class CannotOpen(SagaError):
     """A sealed payload, or its key, does not open now. `why` says so without a byte of either."""
 
     failure: ClassVar[OpenFailure]
+    fix: ClassVar[str] = ""
+    """What to do about it, where that is the same each time; said beside `why`."""
 
     def __init__(self, tenant: str | None, key_id: str | None, why: str) -> None:
         super().__init__(
             (f"tenant {tenant!r}" if tenant is not None else "no tenant")
             + (f", key {key_id}" if key_id is not None else "")
-            + f": {why}"
+            + f": {why}{self.fix}"
         )
         self.tenant = tenant
         self.key_id = key_id
@@ -238,6 +240,7 @@ class NoKeyring(CannotOpen):
     """The payload is sealed and this process has no keyring. Another may have one: nothing is known of the key."""
 
     failure = OpenFailure.TRANSIENT
+    fix = "; give it one: MongoStore(database, keyring=...), or on the command line --master-keys or --keyring"
 
 
 class JournalMisfit(SagaError):

@@ -52,7 +52,7 @@ from sagas.keyring import ClaimRound, keys_of, sealer_of
 from sagas.lease import Lease
 from sagas.limits import Limits
 from sagas.log import get_logger
-from sagas.payload import NotJournalable, dump_context, dump_error, load_context
+from sagas.payload import NotJournalable, dump_context, dump_error, load_context, type_name
 from sagas.policy import Failure
 from sagas.quarantine import next_hold
 from sagas.sealing import Sealer, Unsealed, place_of_newest_context, place_of_payload
@@ -162,6 +162,8 @@ class Attempt:
         the journal any more."""
         self.blocked_by: CannotOpen | None = None
         """Why the run could not be opened, and was given back or quarantined."""
+        self.held_because: str | None = None
+        """Why the run was held, as it is stored: without payloads."""
         self._payload = b""
         """The newest context, opened."""
         self._context: BaseModel | None = None
@@ -287,7 +289,7 @@ class Attempt:
         """Journal what was decided without anything being performed."""
         match action:
             case Refuse(step, reason):
-                await self._append(Kind.STEP_FAILED, step=step.name, payload=dump_error(NonRetryable(reason)))
+                await self._fail(Kind.STEP_FAILED, NonRetryable(reason), step=step.name)
             case NoteRefusal():
                 assert self._stop is not None, self.run.run_id
                 stop = self._stop
@@ -418,6 +420,7 @@ class Attempt:
 
     async def _hold(self, hold: Hold) -> State:
         await self._store.runs.hold(self.run, hold.state, hold.reason, stop_known=self._stop is not None)
+        self.held_because = hold.reason
         return hold.state
 
     async def _park(self, wait: timedelta) -> State:
@@ -530,8 +533,8 @@ class Attempt:
             async with asyncio.timeout(_LONG_WAIT_S):
                 await free.acquire()
                 return
-        log = get_logger("sagas.worker").bind(worker=self._claim.worker, run=self.run.run_id, step=action.step.name)
-        log.warning("a plain function waits for a thread; all of them are busy or stuck", seconds=_LONG_WAIT_S)
+        what = "a plain function waits for a thread; all of them are busy or stuck"
+        self._log().warning(what, step=action.step.name, seconds=_LONG_WAIT_S)
         await free.acquire()
 
     def _limit(self, part: Part, scope: asyncio.Timeout) -> Sequence[Callable[[], object]]:
@@ -663,13 +666,26 @@ class Attempt:
 
     async def _raised(self, action: Perform, outcome: _Raised) -> None:
         verdict = after_failure(self._progress, action, outcome.failure, self._now(), action.part.retry.wait)
-        await self._append(
-            verdict.kind,
-            action,
-            payload=dump_error(outcome.error),
-            due_at=_milliseconds(verdict.due_at) if verdict.due_at is not None else None,
-            in_doubt=verdict.in_doubt,
+        due_at = _milliseconds(verdict.due_at) if verdict.due_at is not None else None
+        await self._fail(verdict.kind, outcome.error, action, due_at=due_at, in_doubt=verdict.in_doubt)
+
+    async def _fail(self, kind: Kind, error: BaseException, action: Perform | None = None, **more: Any) -> None:
+        """Journal a failure, and log it: what kind of exception it is, never what it says, which may be a payload."""
+        entry = await self._append(kind, action, payload=dump_error(error), **more)
+        self._log().info(
+            "try failed",
+            step=entry.step,
+            kind=str(kind),
+            try_=entry.try_number,
+            error=type_name(error),
+            in_doubt=entry.in_doubt,
+            next_try_at=entry.due_at.isoformat() if entry.due_at is not None else None,
         )
+
+    def _log(self) -> Any:
+        run = self.run
+        log = get_logger("sagas.worker")
+        return log.bind(worker=self._claim.worker, run=run.run_id, saga=run.saga, attempt=run.attempts)
 
     def _entry(self, kind: Kind, action: Perform | None = None, payload: bytes | None = None, **more: Any) -> Entry:
         if action is not None:
@@ -689,10 +705,11 @@ class Attempt:
         what = intent(action)
         return entry._replace(next=what), progress.announced(what), once_announced(action, self._facts)
 
-    async def _append(self, kind: Kind, action: Perform | None = None, **more: Any) -> None:
+    async def _append(self, kind: Kind, action: Perform | None = None, **more: Any) -> Entry:
         entry, progress, planned = self._announce(self._entry(kind, action, **more))
         await self._store.journal.append(entry)
         self._progress, self._planned = progress, planned
+        return entry
 
     async def _take(self, entry: Entry) -> None:
         """Go on from an entry that a transaction has committed."""

@@ -29,7 +29,7 @@ import contextvars
 from collections.abc import Awaitable, Callable, Hashable, Iterable
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any, Final, TypeVar, cast
+from typing import Any, Final, NamedTuple, TypeVar, cast
 
 from sagas.clock import Monotonic, RandomBytes, monotonic, random_bytes
 from sagas.errors import (
@@ -69,6 +69,7 @@ __all__ = [
     "ClaimRound",
     "Keyring",
     "NoKeys",
+    "Opened",
     "Rewrapped",
     "keys_of",
     "opened_text",
@@ -539,16 +540,25 @@ async def sealer_of(
     return await keys.sealer(run.tenant, run.run_id, [stored], claim_round=claim_round)
 
 
-async def opened_text(keys: Keyring | NoKeys, run: RunRecord, slot: Slot, seq: int, stored: bytes | None) -> str | None:
-    """Words stored with a run; None where there are none, or they do not open here and now."""
+class Opened(NamedTuple):
+    """Words stored with a run, or why they cannot be shown; both None where there are none."""
+
+    text: str | None = None
+    unopened: str | None = None
+
+
+async def opened_text(keys: Keyring | NoKeys, run: RunRecord, slot: Slot, seq: int, stored: bytes | None) -> Opened:
+    """Words stored with a run, if they open here and now."""
     if stored is None:
-        return None
+        return Opened()
     try:
         async with asyncio.timeout(WORDS_PATIENCE_S):
             opener = await keys.opener(run.tenant, run.run_id, [stored])
-        return load_text(opener.open(slot, seq, stored), f"run {run.run_id}, {slot}")
-    except (CannotOpen, Unreadable, StoreUnavailable, TimeoutError):
-        return None
+        return Opened(load_text(opener.open(slot, seq, stored), f"run {run.run_id}, {slot}"))
+    except (CannotOpen, Unreadable, StoreUnavailable) as cannot:
+        return Opened(unopened=str(cannot))
+    except TimeoutError:
+        return Opened(unopened=f"its key was not to be had within {WORDS_PATIENCE_S:g} s")
 
 
 def _name(record: KeyRecord) -> KeyName:

@@ -105,12 +105,21 @@ class Operator:
         await self._move_on(run, Kind.RESUMED, by, reason)
 
     async def verdict(
-        self, saga: Saga[C], run_id: str, *, happened: bool, context: C | None = None, by: str, reason: str
+        self,
+        saga: Saga[C],
+        run_id: str,
+        *,
+        happened: bool,
+        context: C | None = None,
+        by: str,
+        reason: str,
+        dry_run: bool = False,
     ) -> None:
         """Say whether the pivot of an `in_doubt` run happened. It cannot be taken back.
 
-        Happened: `context` is what the pivot would have returned, and the run goes forward from it. Not happened:
-        everything is undone. Raises OperatorRefused, RunNotFound, InvalidInput.
+        Happened: `context` is what the pivot would have returned, and the run goes forward from it; begin with the one
+        before the pivot, `Client.context`. Not happened: everything is undone. A dry run looks whether it applies, and
+        changes nothing. Raises OperatorRefused, RunNotFound, InvalidInput.
         """
         check_saga(saga)
         if not isinstance(happened, bool):
@@ -127,6 +136,9 @@ class Operator:
         payload: bytes | None = None
         if context is not None:
             payload = check_context(saga, context, self._limits, sealed=self._store.keyring is not None)
+        check_words(by, reason)
+        if dry_run:
+            return
         pivot = next(step.name for step in saga.steps if step.kind is StepKind.PIVOT)  # nothing else is held in doubt
         await self._move_on(run, Kind.VERDICT, by, reason, step=pivot, payload=payload)
 
@@ -192,7 +204,17 @@ class Operator:
         """
         states, tenant = choose_states("status", status, HELD), self._reach.choose(tenant)
         await self._store.ready()
-        return await self._store.runs.held_groups(states, tenant)
+        return await self._store.runs.groups(RunFilter(states=states, tenant=tenant))
+
+    async def list_blocked(self, *, tenant: str | None = None) -> list[HeldGroup]:
+        """How many runs wait, and are not held, because their payloads do not open: grouped as `list_held` does.
+
+        They go on by themselves once they open, or are quarantined in the end.
+        """
+        tenant = self._reach.choose(tenant)
+        await self._store.ready()
+        waiting = RunFilter(states=frozenset({State.PENDING}), tenant=tenant, blocked=True)
+        return await self._store.runs.groups(waiting)
 
     async def requeue_quarantined(
         self,
@@ -420,8 +442,10 @@ def _why(failed: SagaError) -> str:
 
 
 def _not_held(run: RunRecord) -> str:
+    if run.state in _RESTARTABLE:
+        return "it was undone, and can only be started anew: restart_as_new, sagas restart"
     if run.state in SETTLED:
-        return "it has ended; what was undone can only be started anew: restart_as_new"
+        return "it has ended; nothing of it is left to do"
     return "it is not held; a worker moves it on"
 
 

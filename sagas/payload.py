@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import json
 import traceback
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
@@ -26,7 +26,10 @@ __all__ = [
     "is_same_context",
     "load_context",
     "load_error",
+    "load_json",
     "load_text",
+    "read_context",
+    "type_name",
 ]
 
 C = TypeVar("C", bound=BaseModel)
@@ -62,7 +65,11 @@ def dump_context(model: type[C], value: object) -> tuple[bytes, C]:
 
 def load_context(model: type[C], payload: bytes, what: str) -> C:
     """The context from its bytes. Raises Unreadable, naming the fields that do not validate."""
-    text = _text(payload, what)
+    return read_context(model, _text(payload, what), what)
+
+
+def read_context(model: type[C], text: bytes, what: str) -> C:
+    """The context from its JSON, as a person may have written it. Raises Unreadable as `load_context` does."""
     try:
         return model.model_validate_json(text)
     except ValidationError as error:
@@ -115,11 +122,19 @@ def _field_names(model: type[BaseModel]) -> frozenset[str]:
 def dump_error(error: BaseException) -> bytes:
     """A step's exception, bounded in size."""
     detail = {
-        "type": _type_name(error),
+        "type": type_name(error),
         "message": _said(error)[:_MESSAGE_MAX],
         "traceback": _traced(error)[-_TRACEBACK_MAX:],
     }
     return _JSON + json.dumps(detail).encode()
+
+
+def load_json(payload: bytes, what: str) -> Any:
+    """What a context's JSON says, whatever its model is. Raises Unreadable."""
+    try:
+        return json.loads(_text(payload, what))
+    except (ValueError, RecursionError):
+        raise Unreadable(what, "is not JSON") from None
 
 
 def load_error(payload: bytes, what: str) -> ErrorDetail:
@@ -165,6 +180,7 @@ def _traced(error: BaseException) -> str:
         return f"(its traceback cannot be had: {type(failed).__name__})"
 
 
-def _type_name(error: BaseException) -> str:
+def type_name(error: BaseException) -> str:
+    """What kind of exception it is, as journals and logs name it."""
     kind = type(error)
     return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"

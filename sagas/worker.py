@@ -298,6 +298,8 @@ class Worker:
             due_again = state is Parked
             if (blocked := attempt.blocked_by) is not None:
                 log.warning("run blocked, its payload does not open", state=str(state), error=str(blocked))
+            elif attempt.held_because is not None:
+                log.warning("run held, an operator must act", state=str(state), reason=attempt.held_because)
             else:
                 log.info("attempt ended", state=str(state))
         except FenceLost as lost:

@@ -17,7 +17,7 @@ from bson import ObjectId
 from pymongo import AsyncMongoClient
 
 from sagas import Keyring, Limits, LocalKeyWrapper, MongoStore, Worker, WorkerOptions
-from sagas.cli import spare_collector
+from sagas.cli.working import spare_collector
 from sagas.clock import new_token
 from sagas_store.commit import ONE_BY_ONE
 from sagas_store.drivers import Driver

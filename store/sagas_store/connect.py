@@ -30,9 +30,11 @@ async def connected(
 ) -> AsyncIterator[MongoStore]:
     """A store on `uri` (default: $SAGAS_MONGODB_URI) and `database` (default: $SAGAS_DATABASE, else `sagas`).
 
-    Raises NoConnection where either cannot be used; a connection string is never repeated, it may hold a password.
+    Raises NoConnection where either cannot be used, and where one is given and empty: that never means the default. A
+    connection string is never repeated, it may hold a password.
     """
-    uri = uri or os.environ.get("SAGAS_MONGODB_URI")
+    if uri is None:
+        uri = os.environ.get("SAGAS_MONGODB_URI")
     if not uri:
         raise NoConnection("no connection string: pass --uri or set SAGAS_MONGODB_URI")
     try:
@@ -40,7 +42,7 @@ async def connected(
     except (PyMongoError, ValueError, OSError) as error:  # OSError: a file that it names cannot be read
         raise NoConnection(f"the connection string cannot be used: {type(error).__name__}") from None
     async with client:
-        name = database or os.environ.get("SAGAS_DATABASE") or "sagas"
+        name = database if database is not None else (os.environ.get("SAGAS_DATABASE") or "sagas")
         try:
             found = client[name]
         except InvalidName as error:

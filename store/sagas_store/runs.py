@@ -147,6 +147,7 @@ class RunRecord:
     overdue: bool = False
     """The deadline passed after the gate; the run goes on."""
     restarted_from: str | None = None
+    started_by: str | None = None
     started_reason: bytes | None = None
 
 
@@ -181,7 +182,7 @@ class RunFilter:
 
 @dataclass(frozen=True, slots=True)
 class HeldGroup:
-    """Held runs that have something in common."""
+    """Held or blocked runs that have something in common."""
 
     state: State
     tenant: str | None
@@ -189,7 +190,7 @@ class HeldGroup:
     failure: str | None
     count: int
     since: datetime
-    """Since when the first of them is held."""
+    """Since when the first of them is held, or does not open."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -514,6 +515,16 @@ class Runs:
         found = await self._collection.find_one({"_id": run_id}, session=session)
         return record_of(found) if found is not None else None
 
+    async def beginning_with(self, beginning: str, *, limit: int) -> list[str]:
+        """Ids that begin so, in their order."""
+
+        async def read() -> list[Document]:
+            return await self._collection.find(
+                {"_id": prefix_range(beginning)}, {"_id": 1}, sort=[("_id", 1)], limit=limit
+            ).to_list(None)
+
+        return [found["_id"] for found in await self._patience.call("find runs", read)]
+
     async def at_rest(self, run_ids: Sequence[str]) -> list[str]:
         """Which of these runs are held or settled: no worker moves them on."""
 
@@ -564,17 +575,18 @@ class Runs:
                 return dict(counts)
             after = page[-1]["_id"]
 
-    async def held_groups(self, states: frozenset[State], tenant: str | None) -> list[HeldGroup]:
-        """Held runs, counted; the largest groups first."""
+    async def groups(self, chosen: RunFilter) -> list[HeldGroup]:
+        """The chosen runs, which are held or blocked, counted; the largest groups first."""
         group = {
             "state": "$state",
             "tenant": "$tenant",
             "key_id": "$blocked.key_id",
             "failure": "$blocked.failure",
         }
+        since = {"$ifNull": ["$held.since", "$blocked.since"]}
         pipeline: list[Document] = [
-            {"$match": page_filter(RunFilter(states=states, tenant=tenant))},
-            {"$group": {"_id": group, "count": {"$sum": 1}, "since": {"$min": "$held.since"}}},
+            {"$match": page_filter(chosen)},
+            {"$group": {"_id": group, "count": {"$sum": 1}, "since": {"$min": since}}},
             {"$sort": {"count": -1, "_id": 1}},
         ]
 
@@ -593,7 +605,7 @@ class Runs:
                 count=found["count"],
                 since=found["since"],
             )
-            for found in await self._patience.call("count held runs", read)
+            for found in await self._patience.call("count runs that wait for somebody", read)
         ]
 
 
@@ -603,6 +615,11 @@ class Runs:
 def at_rest_filter(run_ids: Sequence[str]) -> Document:
     """Those of the runs that no worker moves on."""
     return {"_id": {"$in": list(run_ids)}, "due_at": {"$exists": False}}
+
+
+def prefix_range(prefix: str) -> Document:
+    """Texts that begin so."""
+    return {"$gte": prefix, "$lt": prefix + "\U0010ffff"}
 
 
 def needing_key_filter(key_id: str, states: frozenset[State] | None = None, after: str = "") -> Document:
@@ -624,7 +641,7 @@ def page_filter(chosen: RunFilter, after: RunPosition | None = None) -> Document
     if chosen.tenanted is not None:
         filter_["tenant"] = {"$exists": chosen.tenanted}
     if chosen.key_prefix is not None:
-        filter_["key"] = {"$gte": chosen.key_prefix, "$lt": chosen.key_prefix + "\U0010ffff"}
+        filter_["key"] = prefix_range(chosen.key_prefix)
     if chosen.waiting:
         filter_["$nor"] = [{"attempts": 0, "blocked": {"$exists": False}}]
         filter_["$expr"] = {"$gt": ["$due_at", "$$NOW"]}
@@ -753,6 +770,7 @@ def record_of(document: Document) -> RunRecord:
         deadline=document.get("deadline"),
         overdue=document.get("overdue", False),
         restarted_from=document.get("restarted_from"),
+        started_by=document.get("started_by"),
         started_reason=bytes(started_reason) if started_reason is not None else None,
         input=bytes(payload) if payload is not None else None,
     )

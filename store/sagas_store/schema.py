@@ -229,12 +229,19 @@ SCHEMA: Final = (
                 name="list_of_tenant",
                 keys=(("tenant", 1), ("state", 1), ("created_at", -1), ("_id", -1)),
                 partial={"tenant": {"$exists": True}},
-                serves=("page_of_tenant", "oldest_blocked_of_tenant"),
+                serves=("page_of_tenant",),
             ),
             IndexSpec(
                 name="list",
                 keys=(("state", 1), ("created_at", -1), ("_id", -1)),
-                serves=("page_of_states", "oldest_blocked"),
+                serves=("page_of_states",),
+            ),
+            IndexSpec(
+                # Of the runs that wait or are held: those that do not open, found beside any number that do.
+                name="blocked",
+                keys=(("state", 1), ("created_at", 1), ("_id", 1)),
+                partial={"blocked": {"$exists": True}},
+                serves=("oldest_blocked", "oldest_blocked_of_tenant", "any_blocked", "blocked_groups"),
             ),
             IndexSpec(
                 name="list_of_saga",
@@ -242,7 +249,7 @@ SCHEMA: Final = (
                 serves=("page_of_states_and_saga",),
             ),
         ),
-        primary_key_serves=("claim", "renew", "settle", "get", "at_rest", "replace", "keep_keys"),
+        primary_key_serves=("claim", "renew", "settle", "get", "beginning_with", "at_rest", "replace", "keep_keys"),
     ),
     CollectionSpec(
         name=JOURNAL_SPEC_NAME,

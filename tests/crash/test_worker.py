@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import structlog
 
-from sagas import Client, Fate, NonRetryable, Retryable, RetryPolicy, Saga, Start, Step, Worker
+from sagas import Client, Fate, NonRetryable, Retryable, RetryPolicy, RunHeld, Saga, Start, Step, Worker
 from sagas.clock import monotonic
 from sagas.executor import Attempt
 from sagas.identity import compensation_key, step_key
@@ -888,6 +888,61 @@ async def test_a_steps_log_lines_name_the_run_the_step_and_the_try(store: MongoS
     assert line["event"] == "hello"
     assert (line["run"], line["saga"], line["step"]) == (run.run_id, "logs", "speak")
     assert (line["attempt"], line["try_"]) == (1, 1)
+
+
+async def test_each_failed_try_is_logged_and_never_with_what_its_exception_says(store: MongoStore) -> None:
+    saga = Saga("declines", Order)
+    once_more = RetryPolicy(max_attempts=2, initial_wait=timedelta(0), jitter=False)
+
+    @saga.pivot(retry=once_more)
+    async def charge(order: Order, step: Step[None]) -> Order:
+        if step.try_number == 1:
+            raise Retryable("4111-1111", in_doubt=True)
+        return order
+
+    @saga.step(retry=once_more)
+    async def ship(order: Order, step: Step[None]) -> Order:
+        if step.try_number == 1:
+            raise TimeoutError("4111-1111")
+        return None  # type: ignore[return-value]
+
+    with structlog.testing.capture_logs() as lines:
+        async with Client(store) as client, working(store, saga):
+            run = await client.start(saga, Order())
+            with pytest.raises(RunHeld):
+                await run.result(20)
+    said = [line for line in lines if line.get("run") == run.run_id]
+    tried = [line for line in said if line["event"] == "try failed"]
+    assert [(one["step"], one["kind"], one["try_"], one["error"], one["in_doubt"]) for one in tried] == [
+        ("charge", "step_retry_scheduled", 1, "sagas.errors.Retryable", True),
+        ("ship", "step_retry_scheduled", 1, "TimeoutError", True),
+        ("ship", "step_failed", 2, "sagas.payload.NotJournalable", True),
+    ]
+    assert [one["next_try_at"] is not None for one in tried] == [True, True, False]
+    assert {(one["saga"], one["log_level"]) for one in tried} == {("declines", "info")}
+    (held,) = [line for line in said if line["log_level"] == "warning"]
+    assert held["event"] == "run held, an operator must act"
+    assert (held["state"], held["reason"]) == (
+        "forward_incomplete", "ship failed for good after the pivot (2 tries)",
+    )  # fmt: skip
+    assert "4111-1111" not in repr(lines)
+
+
+async def test_a_run_that_is_broken_is_a_warning_in_the_log(store: MongoStore) -> None:
+    before, after = Saga("grows", Order), Saga("grows", Order)
+
+    async def same(order: Order, step: Step[None]) -> Order:
+        return order
+
+    before.step(name="one", no_compensation=True)(same)
+    after.step(name="another", no_compensation=True)(same)
+    with structlog.testing.capture_logs() as lines:
+        async with Client(store) as client, working(store, after):
+            with pytest.raises(RunHeld):
+                await (await client.start(before, Order())).result(20)
+    (held,) = [line for line in lines if line["event"] == "run held, an operator must act"]
+    assert (held["log_level"], held["state"]) == ("warning", "broken")
+    assert "a changed saga needs a new version" in held["reason"]
 
 
 async def test_what_a_failing_step_did_to_its_context_is_not_seen_by_the_next_try(store: MongoStore) -> None:

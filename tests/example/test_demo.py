@@ -113,7 +113,9 @@ def test_interrupted_it_leaves_nothing_running_and_no_files(environment: dict[st
     [
         (["--orders", "o.csv"], "--orders, --order-lines and --products belong together"),
         (["--orders", "o.csv", "--order-lines", "l.csv", "--products", "p.csv"], "No such file"),
-        (["--orders-count", "0"], "must be at least 1"),
+        (["--orders-count", "0"], "must be a whole number from 1 up"),
+        (["--orders-count", "x"], "must be a whole number from 1 up"),
+        (["--kills", "-1"], "must be a whole number from 0 up"),
         (["--stop-rate", "1.1"], "must be a number from 0 to 1"),
         (["--stop-rate", "-0.1"], "must be a number from 0 to 1"),
         (["--stop-rate", "nan"], "must be a number from 0 to 1"),

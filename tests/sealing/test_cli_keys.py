@@ -8,7 +8,7 @@ import io
 import json
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
@@ -17,11 +17,22 @@ from typing import Any, TypeVar
 import pytest
 from pymongo import AsyncMongoClient, MongoClient
 
-from sagas import Client, Keyring, KeyState, LocalKeyWrapper, MongoStore, RunInfo, State
+from sagas import (
+    Client,
+    Keyring,
+    KeyState,
+    LocalKeyWrapper,
+    MongoStore,
+    RunDidNotComplete,
+    RunInfo,
+    State,
+    Worker,
+    WorkerOptions,
+)
 from sagas.cli import main
 from sagas.wrapping import add_master_key
 from sagas_store.runs import Blocked
-from tests.sealing.deployment import Order, fulfil
+from tests.sealing.deployment import Order, Shop, fulfil
 
 T = TypeVar("T")
 
@@ -75,6 +86,23 @@ class Cli:
 
         return self.do(started)
 
+    def drive(self, order: Order, key: str | None = None) -> str:
+        """A run of vinet's that a worker has brought to rest."""
+
+        async def driven(store: MongoStore) -> str:
+            options = WorkerOptions(poll=timedelta(milliseconds=20), handle_signals=False)
+            worker = Worker(store, [fulfil], resources=Shop(), options=options)
+            working = asyncio.create_task(worker.run())
+            async with Client(store) as client:
+                run = await client.start(fulfil, order, key=key, tenant="vinet")
+                with suppress(RunDidNotComplete):
+                    await run.result(20)
+            worker.stop()
+            await working
+            return run.run_id
+
+        return self.do(driven)
+
     def block(self, quarantined: int, waiting: int = 0) -> None:
         """Let that many due runs be quarantined, and that many more wait because they do not open."""
 
@@ -92,6 +120,17 @@ class Cli:
                 await store.runs.block(run, why, wait=timedelta(hours=1), quarantine=quarantine)
 
         self.do(blocked)
+
+    def claim_and_hold(self, state: State) -> None:
+        async def held(store: MongoStore) -> None:
+            await store.ready()
+            claimed = await store.claims.take(
+                [("fulfil", 1)], token="t", worker="w", lease=timedelta(minutes=5), limit=9
+            )
+            for run in claimed:
+                await store.runs.hold(run, state, "held for a test")
+
+        self.do(held)
 
     def age(self, key_id: str) -> None:
         """Let the time pass in which every process notices that this key is retired."""
@@ -149,6 +188,26 @@ def test_held_runs_are_counted_by_what_they_have_in_common(cli: Cli) -> None:
     assert cli("held", keyed=False)[1] == out, "it opens nothing, so it needs no key"
 
 
+def test_runs_that_wait_until_they_open_are_counted_apart_from_held_ones(cli: Cli) -> None:
+    for tenant in ("vinet", "vinet", "vinet", "hanar"):
+        cli.start(tenant)
+    cli.block(0, waiting=4)
+    cli.start("toms")
+    cli.block(1)
+    cli.start("toms")
+    code, out, _ = cli("held", keyed=False)
+    held, waiting = out.split("\n\n")
+    assert (code, len(held.splitlines())) == (0, 2)
+    words, _head, *rows = waiting.splitlines()
+    assert words == "not held, on hold until their payloads open:"
+    assert sorted((row.split()[0], row.split()[1], *row.split()[3:5]) for row in rows) == [
+        ("pending", "hanar", "KeyLost", "1"), ("pending", "vinet", "KeyLost", "3"),
+    ]  # fmt: skip
+    assert all(row.endswith("Z") for row in rows), "since when"
+    assert [group["state"] for group in cli.lines("held", "--tenant", "hanar")] == ["pending"]
+    assert [group["state"] for group in cli.lines("held", "--state", "quarantined")] == ["quarantined"]
+
+
 def test_runs_are_listed_by_tenant(cli: Cli) -> None:
     ours = cli.start("vinet")
     cli.start("hanar")
@@ -160,9 +219,9 @@ def test_what_is_back_is_requeued_by_tenant_or_by_run(cli: Cli) -> None:
     cli.block(2, waiting=1)
     code, out, _ = cli("requeue", "--tenant", "vinet", *SAID, "--dry-run")
     assert (code, out) == (0, "3 runs, nothing done (dry run)\n")
-    code, out, err = cli("requeue", *SAID)
+    code, out, err = cli("requeue", "--all", *SAID)
     assert (code, out) == (2, "")
-    assert "name one of them" in err
+    assert err.startswith("sagas requeue: --tenant, --run: name one of them")
     code, out, _ = cli("requeue", "--run", runs[0], "--run", runs[1], *SAID)
     assert (code, out) == (0, "2 runs\n")
     assert cli.run(runs[0]).state is State.PENDING
@@ -182,7 +241,16 @@ def test_without_the_keys_nothing_is_requeued(cli: Cli) -> None:
     code, out, _ = cli("requeue", "--tenant", "vinet", *SAID, keyed=False)
     assert code == 1
     assert "no keyring" in out
+    assert "--master-keys" in out, "what to do about it"
     assert cli.run(run_id).state is State.QUARANTINED
+
+
+def test_without_the_keys_a_verb_says_where_to_give_them(cli: Cli) -> None:
+    run_id = cli.start("vinet")
+    cli.claim_and_hold(State.BROKEN)
+    code, out, err = cli("resume", run_id, *SAID, keyed=False)
+    assert (code, out) == (1, "")
+    assert "--master-keys or --keyring" in err
 
 
 def test_a_run_on_hold_says_in_the_list_why_it_waits(cli: Cli) -> None:
@@ -201,6 +269,132 @@ def test_a_stop_that_cannot_seal_its_reason_counts_and_says_so(cli: Cli) -> None
     assert (code, out.startswith("cancelled")) == (0, True)
     assert "without its reason" in err
     assert cli.run(run_id).state is State.CANCELLED
+
+
+# --- what happened, and why -------------------------------------------------------------------------------------------
+
+
+def test_what_a_step_raised_is_shown_to_whoever_has_the_keys(cli: Cli) -> None:
+    run_id = cli.drive(Order(note="decline"))
+    told = "NonRetryable: canary: the card was declined"
+    assert told in cli("show", run_id)[1]
+    (shown,) = cli.lines("show", run_id)
+    (error,) = [line["error"] for line in shown["journal"] if line["error"]]
+    assert error == {"type": "sagas.errors.NonRetryable", "message": "canary: the card was declined"}
+    code, out, _ = cli("show", run_id, keyed=False)
+    assert (code, "canary" in out) == (0, False)
+    assert "is sealed, and this process has no keyring" in out
+    assert told not in cli("runs")[1]
+
+
+def test_an_undone_run_is_not_shown_as_rolling_back(cli: Cli) -> None:
+    run_id = cli.drive(Order(note="decline"))
+    assert "rolling_back" not in cli("show", run_id)[1]
+    (listed,) = cli.lines("runs")
+    assert (listed["state"], listed["phase"]) == ("compensated", None)
+
+
+def test_who_pressed_stop_and_who_started_anew_is_shown_with_the_reason(cli: Cli) -> None:
+    run_id = cli.start("vinet")
+    assert cli("stop", run_id, "--by", "ann@shop", "--reason", "changed their mind")[0] == 0
+    (restarted,) = cli.lines("restart", run_id, "--by", "bob@shop", "--reason", "and back again")
+    (stopped,), (anew,) = cli.lines("show", run_id), cli.lines("show", restarted["run"])
+    assert (stopped["run"]["stop_by"], stopped["run"]["stop_reason"]) == ("ann@shop", "changed their mind")
+    assert (anew["run"]["started_by"], anew["run"]["started_reason"]) == ("bob@shop", "and back again")
+    assert (stopped["run"]["unopened"], anew["run"]["unopened"]) == (None, None)
+    assert "changed their mind" in cli("show", run_id)[1]
+    code, out, _ = cli("show", restarted["run"], keyed=False)
+    assert (code, "bob@shop" in out, "and back again" in out) == (0, True, False)
+    assert "restart is sealed, and this process has no keyring" in out
+
+
+def test_a_sealed_run_is_found_by_its_key(cli: Cli) -> None:
+    run_id = cli.start("vinet", key="order-10248")
+    by_key = ("show", "--saga", "fulfil", "--key", "order-10248")
+    assert cli(*by_key, "--tenant", "vinet")[1].split()[:2] == ["run_id", run_id]
+    code, _, err = cli(*by_key)
+    assert (code, "without a tenant" in err) == (1, True)
+    code, _, err = cli(*by_key, "--tenant", "vinet", keyed=False)
+    assert (code, "--master-keys" in err) == (2, True)
+    assert "order-10248" not in err
+    cli("show", "--saga", "fulfil", "--key", "order-10248", "--tenant", "nobody")
+    assert cli.lines("keys", "list", "--tenant", "nobody") == []
+
+
+# --- the verdict ------------------------------------------------------------------------------------------------------
+
+SAGA = ("--saga", "tests.sealing.deployment:fulfil")
+
+
+def test_a_verdict_begins_with_the_context_that_the_run_has(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_id = cli.drive(Order(number=10248, note="doubt"))
+    assert cli("context", run_id, keyed=False)[0] == 1
+    code, out, _ = cli("context", run_id)
+    context = json.loads(out)
+    assert (code, context) == (0, {"number": 10248, "note": "doubt", "done": ["reserve"]})
+    file = tmp_path / "context.json"
+    file.write_text(json.dumps({**context, "done": ["reserve", "charge"]}))
+    verdict = ("verdict", run_id, *SAGA, "--happened", str(file), *SAID)
+
+    code, out, err = cli(*verdict, "--dry-run")
+    assert (code, out) == (0, "")
+    assert "before the pivot: done. It cannot be taken back" in err
+    monkeypatch.setattr("sys.stdin", io.StringIO())
+    code, _, err = cli(*verdict)
+    assert (code, "say --yes" in err) == (1, True)
+    on_a_terminal(monkeypatch, "no\n")
+    code, _, err = cli(*verdict)
+    assert (code, err.endswith("nothing was done\n")) == (1, True)
+    assert cli.run(run_id).state is State.IN_DOUBT
+    on_a_terminal(monkeypatch, "yes\n")
+    code, out, _ = cli(*verdict)
+    assert (code, out) == (0, f"run {run_id} goes on\n")
+    assert json.loads(cli("context", run_id)[1])["done"] == ["reserve", "charge"]
+    assert cli(*verdict, "--yes")[0] == 1, "it is pending now"
+
+
+def test_a_context_of_another_order_stands_out(cli: Cli, tmp_path: Path) -> None:
+    run_id = cli.drive(Order(number=10248, note="doubt"))
+    file = tmp_path / "context.json"
+    file.write_text(json.dumps({"number": 10249, "note": "another", "done": ["reserve", "charge"]}))
+    code, _, err = cli("verdict", run_id, *SAGA, "--happened", str(file), *SAID, "--dry-run")
+    assert code == 0
+    assert "number, note, done. No field is as it was: is it this run's?" in err
+    assert "10249" not in err
+
+
+def test_that_it_did_not_happen_is_confirmed_too(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_id = cli.drive(Order(note="doubt"))
+    verdict = ("verdict", run_id, *SAGA, "--did-not-happen", *SAID)
+    monkeypatch.setattr("sys.stdin", io.StringIO())
+    code, _, err = cli(*verdict)
+    assert (code, "everything before it is undone" in err) == (1, True)
+    assert cli(*verdict, "--yes", "--json")[1] == json.dumps({"run": run_id, "state": "pending"}) + "\n"
+
+
+@pytest.mark.parametrize(
+    ("written", "message"),
+    [
+        (None, "cannot be read: No such file or directory"),
+        ("", "is not JSON: Expecting value, line 1, column 1"),
+        ('{"number": 7,\n "note": canary}', "is not JSON: Expecting value, line 2, column 10"),
+        ('{"number": "canary", "done": 5}', "does not validate as Order: number (int_parsing), done (tuple_type)"),
+        ('["canary"]', "does not validate as Order: the whole (model_type)"),
+    ],
+)
+def test_a_context_that_is_none_is_refused_with_the_place_and_the_kind(
+    cli: Cli, tmp_path: Path, written: str | None, message: str
+) -> None:
+    file = tmp_path / "context.json"
+    if written is not None:
+        file.write_text(written)
+    code, out, err = cli("verdict", "0" * 32, *SAGA, "--happened", str(file), *SAID, "--yes")
+    assert (code, out) == (2, "")
+    assert err.startswith(f"sagas verdict: --happened: {file}")
+    assert message in err
+    assert "canary" not in err
 
 
 # --- where keys come from ---------------------------------------------------------------------------------------------

@@ -83,6 +83,7 @@ BY_ID: dict[str, Verb] = {
     "Client.run": lambda us, run_id: us.run(run_id).info(),
     "Client.stop": lambda us, run_id: us.client.stop(run_id, **WHY),
     "Client.preview_stop": lambda us, run_id: us.client.preview_stop(run_id),
+    "Client.context": lambda us, run_id: us.client.context(run_id),
     "Client.journal": lambda us, run_id: us.client.journal(run_id),
     "Run.result": lambda us, run_id: us.run(run_id).result(1),
     "Run.stop": lambda us, run_id: us.run(run_id).stop(**WHY),
@@ -103,6 +104,7 @@ SWEEPS: dict[str, Callable[..., Awaitable[object]]] = {
     "Operator.retry_now_many": lambda us, **named: us.operator.retry_now_many(**WHY, **named),
     "Client.stop_many": lambda us, **named: us.client.stop_many(**WHY, **named),
     "Operator.list_held": lambda us, **named: us.operator.list_held(**named),
+    "Operator.list_blocked": lambda us, **named: us.operator.list_blocked(**named),
     "Operator.requeue_quarantined": lambda us, **named: us.operator.requeue_quarantined(**WHY, **named),
     "Operator.resume_many": lambda us, **named: us.operator.resume_many(**WHY, **named),
     "Operator.restart_many": lambda us, **named: us.operator.restart_many(**WHY, **named),
@@ -112,6 +114,7 @@ SWEEPS: dict[str, Callable[..., Awaitable[object]]] = {
 STARTS: dict[str, Callable[..., Awaitable[object]]] = {
     "Client.start": lambda us, key, **named: us.client.start(fulfil, Order(), key=key, **named),
     "Client.start_many": lambda us, key, **named: us.client.start_many(fulfil, [Start(Order(), key, **named)]),
+    "Client.find_id": lambda us, key, **named: us.client.find_id(fulfil.name, key=key, **named),
     "Client.find": lambda us, key, **named: us.client.find(fulfil, key=key, **named),
 }
 
@@ -160,6 +163,7 @@ async def one_of_each_state(home: Home, tenant: str | None) -> dict[State, str]:
             fields["settled_at"] = "$$NOW"
         if state is State.PENDING:  # parked: what is due already has no wait to cut short
             fields["due_at"] = {"$dateAdd": {"startDate": "$$NOW", "unit": "hour", "amount": 1}}
+            fields["blocked"] = {"count": 1, "since": "$$NOW", "failure": "KeyLost", "why": "of theirs"}
         if state is State.RUNNING:
             fields["claim"] = {"token": "t", "worker": "w", "taken_from": "pending", "at": "$$NOW"}
         steps: list[Any] = [{"$set": fields}, *([] if state in OPEN else [{"$unset": ["due_at"]}])]

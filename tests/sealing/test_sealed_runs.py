@@ -61,7 +61,9 @@ async def test_nothing_that_a_user_gave_lies_in_the_clear(shop: Deployment) -> N
         doubtful = await shop.client.start(fulfil, Order(note="doubt"), key=f"{canary}-3", tenant="vinet")
         with pytest.raises(RunHeld):
             await doubtful.result(20)
-        await shop.operator.verdict(fulfil, doubtful.run_id, happened=True, context=Order(note=canary), **reasons)
+        await shop.operator.verdict(
+            fulfil, doubtful.run_id, happened=True, context=Order(note=canary), by="ann", reason=reasons["reason"]
+        )
         assert (await doubtful.result(20)).note == canary
         delayed = await shop.client.start(fulfil, Order(), key=f"{canary}-4", delay=timedelta(hours=1))
         await delayed.stop(**reasons)

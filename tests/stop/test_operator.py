@@ -237,6 +237,16 @@ async def test_a_bulk_stop_tells_of_each_run_that_failed_and_stops_the_others(
     assert (again.answers, again.failed) == ({StopOutcome.CANCELLED: [unlucky]}, {})
 
 
+async def test_a_resume_of_what_has_ended_says_what_can_be_done_instead(
+    client: Client, store: MongoStore, shop: Shop, operator: Operator
+) -> None:
+    completed, undone = await driven(client, store, shop, ["ok", "charge is declined"])
+    with pytest.raises(OperatorRefused, match="nothing of it is left to do"):
+        await operator.resume(completed, **MENDED)
+    with pytest.raises(OperatorRefused, match="sagas restart"):
+        await operator.resume(undone, **MENDED)
+
+
 # -------------------------------------------------------------------- who is quicker
 
 

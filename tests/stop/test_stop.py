@@ -296,7 +296,8 @@ async def test_a_parked_run_can_be_hurried(client: Client, store: MongoStore, sh
         run = await client.start(fulfil, Order(does="reserve is turned away"))
 
         async def parked() -> bool:
-            return (await run.info()).state is State.PENDING and (await run.info()).attempts == 1
+            info = await run.info()  # one look: of two, the first may see it not begun, and the second under way
+            return info.state is State.PENDING and info.attempts == 1
 
         await eventually(parked, what="it is parked")
         await Operator(store).retry_now(run.run_id, **WHY)

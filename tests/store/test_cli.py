@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import json
 import os
+import re
 import secrets
 import signal
 import subprocess
@@ -18,12 +20,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import structlog
 from pymongo import AsyncMongoClient, MongoClient
 
 from sagas import JournalLine, RunInfo
 from sagas.cli import build_parser, main
+from sagas.identity import run_id_of
 from sagas.payload import dump_error, dump_text
 from sagas_store import MongoStore
+from sagas_store.connect import connected
 from sagas_store.embedded.node import free_ports
 from sagas_store.entries import Kind
 from sagas_store.states import State
@@ -48,7 +53,7 @@ class Said:
 
 
 @pytest.fixture
-def say(capsys: pytest.CaptureFixture[str]) -> Say:
+def say(capsys: pytest.CaptureFixture[str]) -> Iterator[Say]:
     """Run a command in this process."""
 
     def say(*arguments: str) -> Said:
@@ -59,7 +64,8 @@ def say(capsys: pytest.CaptureFixture[str]) -> Say:
         out, err = capsys.readouterr()
         return Said(code, out, err)
 
-    return say
+    yield say
+    structlog.reset_defaults()  # `sagas worker` logs to this test's stderr, which is closed by the next one
 
 
 def run_program(*arguments: str, cwd: Path | None = None, **environment: str) -> Said:
@@ -74,6 +80,10 @@ def run_program(*arguments: str, cwd: Path | None = None, **environment: str) ->
         timeout=60,
     )
     return Said(done.returncode, done.stdout, done.stderr)
+
+
+def says_no() -> None:
+    raise ValueError("the bank\nsaid \x1b[31mno")
 
 
 @pytest.fixture(scope="module")
@@ -97,7 +107,9 @@ def at(mongo_uri: str) -> Iterator[list[str]]:
                 key=lambda run: run.run_id == "run-completed",
             )
             await store.journal.append(entry("run-completed", 1, payload=payload, next="step:charge"))
-            error = dump_error(ValueError(SECRET))
+            with pytest.raises(ValueError, match="the bank") as no:
+                says_no()
+            error = dump_error(no.value)
             failed = entry("run-completed", 2, kind=Kind.STEP_FAILED, step="charge", payload=error, in_doubt=True)
             await store.journal.append(failed)
             words = dump_text("the bank was down")
@@ -186,8 +198,9 @@ def test_a_run_is_shown_with_its_journal(say: Say, at: list[str]) -> None:
     assert "held_reason" not in shown, "what is not there is left out"
     head, first, second, third = below.splitlines()
     assert head.split() == ["seq", "at", "kind", "step", "try", "attempt", "next", "note"]
-    assert first.split()[2:] == ["step_succeeded", "reserve", "1", "1", "step:charge"]
-    assert second.endswith("ValueError (in doubt)")
+    assert first.split()[3:] == ["step_succeeded", "reserve", "1", "1", "step:charge"]
+    assert re.search(r" \d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3}Z ", first), "with its day, and in which zone"
+    assert second.endswith(r"ValueError: the bank said \x1b[31mno (in doubt)"), "and nothing steers the terminal"
     assert third.endswith("by ops: the bank was down"), "who, and why, for what a person did"
     assert (said.code, said.err) == (0, "")
 
@@ -198,8 +211,66 @@ def test_a_run_is_shown_as_one_json_object(say: Say, at: list[str]) -> None:
     assert shown.keys() == {"run", "journal"}
     assert shown["run"].keys() == {field.name for field in fields(RunInfo)}
     assert [line.keys() for line in shown["journal"]] == [{field.name for field in fields(JournalLine)}] * 3
-    assert [line["error"] for line in shown["journal"]] == [None, "ValueError", None]
+    error = {"type": "ValueError", "message": "the bank\nsaid \x1b[31mno"}
+    assert [line["error"] for line in shown["journal"]] == [None, error, None]
     assert said.code == 0
+
+
+def test_a_traceback_is_shown_when_it_is_asked_for(say: Say, at: list[str]) -> None:
+    said = say("show", *at, "run-completed", "--traceback")
+    assert "entry 2, charge:\nTraceback (most recent call last):\n" in said.out
+    assert "\x1b" not in said.out
+    shown = json.loads(say("show", *at, "run-completed", "--traceback", "--json").out)
+    assert "in says_no" in shown["journal"][1]["error"]["traceback"]
+
+
+def test_a_run_is_shown_by_its_saga_and_key(say: Say, at: list[str], by_key: str) -> None:
+    said = say("show", *at, "--saga", "order", "--key", "by-key")
+    assert said.out.splitlines()[0].split() == ["run_id", by_key]
+    for wrong in (["--saga", "refund", "--key", "by-key"], ["--saga", "order", "--key", "by-key", "--tenant", "vinet"]):
+        said = say("show", *at, *wrong)
+        assert (said.code, said.out) == (1, "")
+        assert "with this key" in said.err
+    for wrong in ([], ["--saga", "order"], ["--key", "by-key"], ["run-held", "--key", "by-key"], ["--tenant", "vinet"]):
+        assert say("show", *at, *wrong).code == 2
+
+
+@pytest.fixture
+def by_key(at: list[str]) -> Iterator[str]:
+    """The id of a run that was started with a key, as a client does; another run's begins alike."""
+    run_id = run_id_of("order", "by-key")
+    ids = [run_id, run_id[:12] + "0" * 20]
+
+    async def start() -> None:
+        async with connected(at[1], at[3]) as store:
+            await store.ready()
+            for one in ids:
+                await store.runs.insert(new_run(store, run_id=one, key=one))
+
+    asyncio.run(start())
+    yield run_id
+    with MongoClient[dict[str, Any]](at[1]) as client:
+        client[at[3]]["sagas.runs"].delete_many({"_id": {"$in": ids}})
+
+
+def test_who_reads_may_name_a_run_by_the_beginning_of_its_id(say: Say, at: list[str], by_key: str) -> None:
+    assert say("show", *at, "run-comp").out.split()[1] == "run-completed"
+    assert say("show", *at, by_key[:13]).out.split()[1] == by_key
+    assert say("preview-stop", *at, by_key[:13]).code == 0
+    several = say("show", *at, by_key[:12])
+    assert (several.code, several.out) == (2, "")
+    assert f"several: {min(by_key, by_key[:12] + '0' * 20)}, " in several.err
+    for short in ("run-com", by_key[:7]):
+        assert say("show", *at, short).code == 1
+    acting = say("stop", *at, by_key[:13], "--by", "ann", "--reason", "a test")
+    assert (acting.code, acting.out) == (1, "")
+    assert "not found" in acting.err
+
+
+def test_a_context_is_printed_as_json(say: Say, at: list[str]) -> None:
+    said = say("context", *at, "run-completed")
+    assert (said.code, json.loads(said.out), said.err) == (0, {"card": SECRET}, "")
+    assert say("context", *at, "run-completed", "--json").out == json.dumps({"card": SECRET}) + "\n"
 
 
 def test_a_run_that_is_not_there_is_refused(say: Say, at: list[str]) -> None:
@@ -208,8 +279,9 @@ def test_a_run_that_is_not_there_is_refused(say: Say, at: list[str]) -> None:
     assert said.err == "sagas show: run run-nowhere: not found\n"
 
 
-def test_no_payload_and_no_text_of_an_exception_is_ever_printed(say: Say, at: list[str]) -> None:
-    for command in (["runs"], ["runs", "--json"], ["show", "run-completed"], ["show", "run-completed", "--json"]):
+def test_no_payload_is_printed_but_by_the_command_that_is_for_it(say: Say, at: list[str]) -> None:
+    shown = ["show", "run-completed", "--traceback"]
+    for command in (["runs"], ["runs", "--json"], ["held"], shown, [*shown, "--json"], ["preview-stop", "run-held"]):
         said = say(command[0], *at, *command[1:])
         assert said.code == 0
         assert SECRET not in said.out + said.err
@@ -272,6 +344,80 @@ def test_wrong_words_are_wrong_usage(say: Say, mongo_uri: str, wrong: list[str])
     assert said.err
     assert "Traceback" not in said.err
     assert said.code == 2
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (["runs", "--state", "helf"], "invalid choice: 'helf' (choose from 'pending', 'running', 'quarantined'"),
+        (["held", "--state", "open"], "invalid choice: 'open' (choose from 'quarantined', 'in_doubt'"),
+        (["stop-many", "--started-before", "yesterday"], "'yesterday' is not a time with a time zone, for instance 20"),
+        (["stop-many", "--started-before", "2026-01-31T00:00:00"], "is not a time with a time zone, for instance 20"),
+        (["runs", "--limit", "0"], "sagas runs: --limit: must be a whole number"),
+        (["keys", "rotate", "--no-tenant"], "sagas keys rotate: --keyring, --master-keys: "),
+    ],
+    ids=lambda given: " ".join(given) if isinstance(given, list) else "",
+)
+def test_what_is_wrong_is_said_in_the_commands_own_words(
+    say: Say, at: list[str], wrong: list[str], message: str
+) -> None:
+    words = ["--by", "ann", "--reason", "a test"] if wrong[0] == "stop-many" else []
+    said = say(*wrong, *words, *at)
+    assert (said.code, said.out) == (2, "")
+    assert message in said.err.replace("\n", " ")
+
+
+def commands_of(parser: argparse.ArgumentParser, *words: str) -> Iterator[tuple[tuple[str, ...], Any]]:
+    yield words, parser
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for word, command in action.choices.items():
+                yield from commands_of(command, *words, word)
+
+
+COMMANDS = {" ".join(words): parser for words, parser in commands_of(build_parser())}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_no_option_of_any_command_may_be_abbreviated(command: str) -> None:
+    options = [one for action in COMMANDS[command]._actions for one in action.option_strings if len(one) > len("--x")]
+    for option in options:
+        with pytest.raises(SystemExit):
+            COMMANDS[command].parse_args([option[:-1] if option[:-1] not in options else option[:-2]])
+    assert not COMMANDS[command].allow_abbrev
+
+
+@pytest.mark.parametrize("command", [command for command in COMMANDS if command not in ("", "keys")])
+def test_no_value_of_any_command_may_be_empty(say: Say, at: list[str], command: str) -> None:
+    """`--database "$NOT_SET"` must not lead to another database, nor `--tenant "$NOT_SET"` to every tenant's runs."""
+    takes = [action for action in COMMANDS[command]._actions if action.nargs is None]
+    assert takes
+    for action in takes:
+        word = action.option_strings[-1] if action.option_strings else None
+        given = [word, ""] if word else [""]
+        said = say(*command.split(), *given)
+        named = word or str(action.metavar or action.dest)
+        assert (said.code, said.out) == (2, ""), named
+        assert f"argument {named}" in said.err
+
+
+@pytest.mark.parametrize("verb", ["stop-many", "resume-many", "retry-now-many", "restart-many", "requeue"])
+def test_every_run_there_is_has_to_be_said(say: Say, at: list[str], verb: str) -> None:
+    said = say(verb, "--by", "ann", "--reason", "a test", *at)
+    assert (said.code, said.out) == (2, "")
+    assert "--all" in said.err
+    both = say(verb, "--all", "--tenant", "vinet", "--by", "ann", "--reason", "a test", *at)
+    assert (both.code, both.out) == (2, "")
+    assert "not" in both.err
+    everything = say(verb, "--all", "--dry-run", "--by", "ann", "--reason", "a test", *at)
+    assert (everything.code, everything.err) == (0, "")
+    assert "nothing done (dry run)" in everything.out
+
+
+def test_a_program_says_its_version(say: Say) -> None:
+    said = say("--version")
+    assert (said.code, said.err) == (0, "")
+    assert re.fullmatch(r"mongo-sagas [\w.()+ ]+\n", said.out)
 
 
 def test_help_names_every_command(say: Say) -> None:
@@ -359,6 +505,7 @@ def test_the_environment_says_which_database(unreachable: Any, at: list[str]) ->
 
 WORKER = """
 import asyncio
+from contextlib import asynccontextmanager
 from datetime import timedelta
 from pydantic import BaseModel
 from pymongo import AsyncMongoClient
@@ -366,6 +513,10 @@ from sagas import MongoStore, Saga, Worker, WorkerOptions
 
 class Order(BaseModel):
     paid: bool = False
+
+class Item(BaseModel):
+    name: str
+    count: int = 1
 
 saga = Saga("order", Order)
 
@@ -400,6 +551,10 @@ def gives_a_text():
 
 def fails():
     raise LookupError("the factory's own")
+
+@asynccontextmanager
+async def opens_in_vain():
+    yield {{}}["NOT_SET"]
 """
 
 
@@ -427,6 +582,9 @@ def shop(tmp_path: Path, empty: list[str]) -> Path:
         ("shop:Nested.no_such", "module 'shop' has no 'Nested.no_such'"),
         ("shop:number", "shop:number is int, not a Worker"),
         ("shop:gives_a_text", "shop:gives_a_text is str, not a Worker"),
+        ("shop:Order", "shop:Order is Order, not a Worker"),
+        ("shop:Item", "shop:Item cannot be called without name; name a function that takes no arguments"),
+        ("shop:make", "shop:make cannot be called without uri, name; name a function"),
     ],
 )
 def test_a_worker_that_is_named_wrongly_is_wrong_usage(
@@ -440,18 +598,26 @@ def test_a_worker_that_is_named_wrongly_is_wrong_usage(
 
 
 @pytest.mark.parametrize(
-    ("target", "error", "message"),
+    ("target", "message"),
     [
-        ("imports_what_is_missing:worker", ModuleNotFoundError, "not_installed_anywhere"),
-        ("shopping:worker", ModuleNotFoundError, "shopp"),
-        ("shop:fails", LookupError, "the factory's own"),
+        ("imports_what_is_missing:worker", "ModuleNotFoundError: No module named 'not_installed_anywhere'"),
+        ("shopping:worker", "ModuleNotFoundError: No module named 'shopp' (shopping.py, line 1)"),
+        ("shop:fails", "LookupError: the factory's own (shop.py, line "),
+        ("shop:opens_in_vain", "KeyError: 'NOT_SET' (shop.py, line "),
     ],
 )
-def test_an_error_inside_the_workers_own_module_is_shown_as_it_is(
-    shop: Path, monkeypatch: pytest.MonkeyPatch, target: str, error: type[Exception], message: str
+def test_an_error_inside_the_workers_own_module_is_said_in_a_line_and_shown_on_request(
+    say: Say, shop: Path, monkeypatch: pytest.MonkeyPatch, target: str, message: str
 ) -> None:
-    with here(shop, monkeypatch), pytest.raises(error, match=message):
-        main(["worker", target])
+    with here(shop, monkeypatch):
+        said = say("worker", target)
+    assert (said.code, said.out) == (1, "")
+    assert said.err.startswith(f"sagas worker: {target} raised {message}")
+    assert len(said.err.splitlines()) == 1
+    with here(shop, monkeypatch):
+        said = say("worker", target, "--log-level", "debug")
+    assert said.err.startswith("Traceback (most recent call last):")
+    assert said.err.splitlines()[-1].startswith(f"sagas worker: {target} raised {message}")
 
 
 class here:  # noqa: N801 - reads as a word

@@ -31,6 +31,7 @@ FROM_NOTHING = [
     "create index sealed_with on sagas.runs",
     "create index list_of_tenant on sagas.runs",
     "create index list on sagas.runs",
+    "create index blocked on sagas.runs",
     "create index list_of_saga on sagas.runs",
     "create collection sagas.journal",
     "create collection sagas.keys",

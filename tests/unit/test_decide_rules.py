@@ -1421,6 +1421,8 @@ def test_the_reason_of_a_hold_says_what_an_operator_has_to_know() -> None:
     assert hold_of(asked) == "whether charge (the pivot) happened is unknown, and its probe failed too"
     spent = past_pivot(History(saga_of(ORDER))).raises("ship", NOT_NOW).raises("ship", DEFINITE)
     assert hold_of(spent) == "ship failed for good after the pivot (2 tries)"
+    at_once = past_pivot(History(saga_of(ORDER))).raises("ship", DEFINITE)
+    assert hold_of(at_once) == "ship failed for good after the pivot (1 try)"
     unfinished = rolling_back(History(saga_of(ORDER))).cannot_undo("pack", DEFINITE).cannot_undo("reserve", DEFINITE)
     assert hold_of(unfinished) == "still to be undone: pack, reserve"
 

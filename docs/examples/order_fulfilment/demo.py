@@ -395,15 +395,17 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _positive(text: str) -> int:
-    if (number := int(text)) < 1:
-        raise argparse.ArgumentTypeError("must be at least 1")
-    return number
+    return _whole(text, 1)
 
 
 def _not_negative(text: str) -> int:
-    if (number := int(text)) < 0:
-        raise argparse.ArgumentTypeError("must not be negative")
-    return number
+    return _whole(text, 0)
+
+
+def _whole(text: str, least: int) -> int:
+    if not text.isdecimal() or int(text) < least:
+        raise argparse.ArgumentTypeError(f"must be a whole number from {least} up")
+    return int(text)
 
 
 def _share(text: str) -> float:
