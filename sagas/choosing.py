@@ -22,7 +22,7 @@ from sagas.sealing import SEALED_OVERHEAD_BYTES
 from sagas.tenancy import Reach
 from sagas.texts import check_utf8
 from sagas_store import MongoStore
-from sagas_store.runs import RunFilter, RunPosition, RunRecord
+from sagas_store.records import RunFilter, RunPosition, RunRecord
 from sagas_store.states import State
 
 __all__ = [

@@ -41,7 +41,7 @@ from sagas_store import MongoStore
 from sagas_store.connect import connected
 from sagas_store.errors import NoConnection
 from sagas_store.keys import KeyRecord
-from sagas_store.runs import HeldGroup
+from sagas_store.records import HeldGroup
 from sagas_store.states import HELD, OPEN, SETTLED, State
 
 __all__ = ["build_parser", "main"]

@@ -55,7 +55,7 @@ from sagas.texts import check_utf8
 from sagas_store import MongoStore
 from sagas_store.entries import Cause, Entry, Kind
 from sagas_store.errors import RunExists, StoreError
-from sagas_store.runs import NewRun, RunPosition, RunRecord
+from sagas_store.records import NewRun, RunPosition, RunRecord
 from sagas_store.states import HELD, OPEN, SETTLED, Decision, State
 from sagas_store.tenants import TenantDatabases
 

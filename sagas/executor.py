@@ -61,7 +61,7 @@ from sagas_store.clock import EPOCH
 from sagas_store.entries import Cause, Entry, Kind
 from sagas_store.errors import StopFirst
 from sagas_store.faults import is_aborted_transaction
-from sagas_store.runs import Blocked, Claim, RunRecord, Stop
+from sagas_store.records import Blocked, Claim, RunRecord, Stop
 from sagas_store.states import Decision, Phase, State
 
 __all__ = ["Attempt", "Executor", "Parked"]

@@ -37,8 +37,8 @@ from sagas_store import MongoStore
 from sagas_store.entries import Entry, Kind
 from sagas_store.journal import Resealed
 from sagas_store.keys import KeyRecord, KeyState, Purpose
+from sagas_store.records import RunRecord
 from sagas_store.resealing import ResealedField
-from sagas_store.runs import RunRecord
 from sagas_store.states import HELD, OPEN, SETTLED, State
 from sagas_store.tenants import TenantDatabases
 

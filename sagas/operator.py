@@ -41,7 +41,7 @@ from sagas.tenancy import Reach, store_of
 from sagas_store import MongoStore
 from sagas_store.entries import Entry, Kind
 from sagas_store.errors import RunExists, WrongState
-from sagas_store.runs import HeldGroup, NewRun, RunFilter, RunRecord
+from sagas_store.records import HeldGroup, NewRun, RunFilter, RunRecord
 from sagas_store.states import HELD, SETTLED, State
 from sagas_store.tenants import TenantDatabases
 

@@ -16,7 +16,7 @@ from sagas.definition import Fate, StepKind
 from sagas.errors import InvalidInput, JournalMisfit
 from sagas.texts import check_utf8
 from sagas_store.entries import Cause, Entry
-from sagas_store.runs import RunRecord
+from sagas_store.records import RunRecord
 from sagas_store.states import HELD, SETTLED, Decision, Phase, State
 
 __all__ = [

@@ -28,7 +28,7 @@ from sagas.lease import Lease, LeaseLapsed
 from sagas.limits import Limits
 from sagas.log import get_logger
 from sagas_store import MongoStore
-from sagas_store.runs import RunRecord
+from sagas_store.records import RunRecord
 
 __all__ = ["Worker", "WorkerOptions", "default_name", "draining_on_signals", "served"]
 

@@ -18,7 +18,8 @@ from sagas_store.clock import monotonic
 from sagas_store.drivers import Collection, Document
 from sagas_store.errors import StoreError
 from sagas_store.faults import Patience
-from sagas_store.runs import RunRecord, from_now, record_of
+from sagas_store.records import RunRecord, record_of
+from sagas_store.runs import from_now
 from sagas_store.states import State, origins_of
 
 __all__ = ["CLAIM_INDEX", "TURN_INDEX", "Claims", "due_filter", "next_due_filter", "turn_filter"]

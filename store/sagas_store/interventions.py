@@ -22,7 +22,8 @@ from sagas_store.entries import Entry
 from sagas_store.errors import StoreRefused, WrongState
 from sagas_store.faults import Patience, describe
 from sagas_store.journal import Journal
-from sagas_store.runs import RunRecord, Runs, with_key
+from sagas_store.records import RunRecord
+from sagas_store.runs import Runs, with_key
 from sagas_store.states import HELD, OPEN, Decision, Phase, State, check_move
 
 __all__ = ["Interventions"]

@@ -20,7 +20,8 @@ from sagas_store.drivers import Collection, Document, Driver
 from sagas_store.errors import StoreRefused
 from sagas_store.faults import Patience, describe, is_worth_committing_again
 from sagas_store.journal import Journal, Resealed
-from sagas_store.runs import RunRecord, with_key
+from sagas_store.records import RunRecord
+from sagas_store.runs import with_key
 from sagas_store.states import State
 
 __all__ = ["ResealedField", "Resealing"]

@@ -18,7 +18,7 @@ from sagas.identity import compensation_key, step_key
 from sagas_store import MongoStore
 from sagas_store.entries import Entry, Kind
 from sagas_store.errors import StoreUnavailable
-from sagas_store.runs import Renewal, RunRecord
+from sagas_store.records import Renewal, RunRecord
 from sagas_store.states import State
 from tests.support.crashing import EFFECTS, Gate, Order, Part, Plan, Server, Shape, World, working
 from tests.support.waiting import eventually

@@ -20,7 +20,7 @@ from pymongo import AsyncMongoClient, MongoClient
 from sagas import Client, Keyring, KeyState, LocalKeyWrapper, MongoStore, RunInfo, State
 from sagas.cli import main
 from sagas.wrapping import add_master_key
-from sagas_store.runs import Blocked
+from sagas_store.records import Blocked
 from tests.sealing.deployment import Order, fulfil
 
 T = TypeVar("T")

@@ -19,7 +19,8 @@ from sagas_store.clock import EPOCH
 from sagas_store.entries import Entry, Kind
 from sagas_store.faults import Patience, is_transient
 from sagas_store.journal import Journal
-from sagas_store.runs import NewRun, RunRecord, Runs
+from sagas_store.records import NewRun, RunRecord
+from sagas_store.runs import Runs
 from tests.support.changing import replace
 
 __all__ = [

@@ -14,7 +14,8 @@ from sagas_store import MongoStore
 from sagas_store.commit import Batching
 from sagas_store.errors import FenceLost, RecordTooLarge, RunExists, StopFirst, StoreRefused
 from sagas_store.journal import Journal
-from sagas_store.runs import RunRecord, Runs
+from sagas_store.records import RunRecord
+from sagas_store.runs import Runs
 from sagas_store.states import State
 from tests.conftest import DRIVERS
 from tests.store.making import Commands, ForgetfulNetwork, claim, client_of, entry, new_run, stored

@@ -38,7 +38,7 @@ from sagas.identity import run_id_of
 from sagas.payload import dump_error
 from sagas_store import MongoStore
 from sagas_store.entries import Cause, Kind
-from sagas_store.runs import RunRecord
+from sagas_store.records import RunRecord
 from tests.conftest import DRIVERS
 from tests.store.making import Commands, claim, client_of, entry, new_run, stored, transaction
 from tests.support.failpoints import fail_point

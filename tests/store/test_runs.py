@@ -15,7 +15,8 @@ from pymongo.errors import InvalidOperation, OperationFailure
 from sagas_store import MongoStore
 from sagas_store.claims import Claims
 from sagas_store.errors import FenceLost, IllegalTransition, RecordTooLarge, RunExists, StoreRefused, StoreUnavailable
-from sagas_store.runs import RunFilter, RunPosition, RunRecord, Runs
+from sagas_store.records import RunFilter, RunPosition, RunRecord
+from sagas_store.runs import Runs
 from sagas_store.states import HELD, OPEN, SETTLED, TRANSITIONS, Phase, State, check_move
 from tests.conftest import DRIVERS
 from tests.store.making import (
