@@ -59,7 +59,7 @@ from sagas.timeouts import Timeouts
 from sagas_store import MongoStore
 from sagas_store.clock import EPOCH
 from sagas_store.entries import Cause, Entry, Kind
-from sagas_store.errors import StopFirst
+from sagas_store.errors import StopFirst, unreadable
 from sagas_store.faults import is_aborted_transaction
 from sagas_store.records import Blocked, Claim, RunRecord, Stop
 from sagas_store.states import Decision, Phase, State
@@ -320,6 +320,8 @@ class Attempt:
 
     async def _load(self) -> Hold | None:
         """Fold the journal, announce the takeover, and find the context; or say why the run cannot be executed."""
+        if self.run.unreadable:
+            return Hold(State.BROKEN, unreadable(self.run.unreadable))
         if self.run.fingerprint != self._saga.fingerprint:
             return Hold(
                 State.BROKEN,
@@ -416,7 +418,9 @@ class Attempt:
         return self._store.clock.now()
 
     async def _hold(self, hold: Hold) -> State:
-        await self._store.runs.hold(self.run, hold.state, hold.reason, stop_known=self._stop is not None)
+        # Where the run cannot be read there may be a stop in it that cannot, and nothing would come of looking for it.
+        stop_known = self._stop is not None or bool(self.run.unreadable)
+        await self._store.runs.hold(self.run, hold.state, hold.reason, stop_known=stop_known)
         return hold.state
 
     async def _park(self, wait: timedelta) -> State:

@@ -35,6 +35,7 @@ from sagas.sealing import DataKey, RunSealer, Slot, keys_needed, place_of_payloa
 from sagas.tenancy import Reach, store_of
 from sagas_store import MongoStore
 from sagas_store.entries import Entry, Kind
+from sagas_store.errors import UnreadableRun, unreadable
 from sagas_store.journal import Resealed
 from sagas_store.keys import KeyRecord, KeyState, Purpose
 from sagas_store.records import RunRecord
@@ -304,7 +305,10 @@ class KeyKeeper:
         """Seal one run anew. Returns why it still needs an older key, or None."""
         for _ in range(_ROUNDS):
             # The run first: what happens to it after this is seen when its keys are taken away.
-            run = await self._store.runs.get(run_id)
+            try:
+                run = await self._store.runs.get(run_id)
+            except UnreadableRun as newer:
+                return unreadable(newer.fields)
             if run is None or not work.older.intersection(run.keys):
                 return None
             if run.state is State.RUNNING:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Any
+from typing import Any, Final
 
 from bson import ObjectId
 
+from sagas_store.clock import EPOCH
 from sagas_store.drivers import Document
+from sagas_store.errors import UnreadableRun
 from sagas_store.states import Decision, Phase, State
 
 __all__ = [
@@ -23,7 +25,9 @@ __all__ = [
     "RunRecord",
     "Stop",
     "new_document",
+    "readable_part",
     "record_of",
+    "state_of",
 ]
 
 
@@ -129,6 +133,9 @@ class RunRecord:
     """The deadline passed after the gate; the run goes on."""
     restarted_from: str | None = None
     started_reason: bytes | None = None
+    unreadable: tuple[str, ...] = ()
+    """Fields that this version cannot read, by a newer one or damaged: as good as not there. Only where runs are read
+    together; whoever asks for one is told UnreadableRun."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,11 +211,58 @@ def new_document(run: NewRun) -> Document:
     return document
 
 
+_UNREADABLE: Final = (AttributeError, KeyError, TypeError, ValueError)
+_BLANK: Final[Document] = {
+    "saga": "",
+    "version": 0,
+    "fingerprint": "",
+    "state": State.BROKEN,
+    "phase": Phase.UNKNOWN,
+    "attempts": 0,
+    "created_at": EPOCH,
+}
+"""What every run has, where it cannot be read."""
+
+
 def record_of(document: Document) -> RunRecord:
+    """The run. Raises UnreadableRun."""
+    run = readable_part(document)
+    if run.unreadable:
+        raise UnreadableRun(run.run_id, run.unreadable)
+    return run
+
+
+def readable_part(document: Document) -> RunRecord:
+    """The run, as far as this version can read it, so that it harms none that is read together with it."""
+    try:
+        return _read(document)
+    except _UNREADABLE:
+        pass
+    kept = {"_id": document["_id"], **_BLANK}
+    unreadable = _BLANK.keys() - document.keys()
+    for name, value in document.items():
+        try:
+            _read({**kept, name: value})
+        except _UNREADABLE:
+            unreadable.add(name)
+        else:
+            kept[name] = value
+    return replace(_read(kept), unreadable=tuple(sorted(unreadable)))
+
+
+def state_of(word: str) -> State:
+    """The state; one that this version does not know counts as held, since it may owe work."""
+    try:
+        return State(word)
+    except ValueError:
+        return State.BROKEN
+
+
+def _read(document: Document) -> RunRecord:
     claim: Any = document.get("claim")
     held: Any = document.get("held")
     stop: Any = document.get("stop")
-    blocked: Any = document.get("blocked")
+    blocked = document.get("blocked")
     payload, sealed_key = document.get("input"), document.get("sealed_key")
     started_reason = document.get("started_reason")
     return RunRecord(
@@ -237,13 +291,24 @@ def record_of(document: Document) -> RunRecord:
         tenant=document.get("tenant"),
         keys=tuple(document.get("keys", ())),
         sealed_key=bytes(sealed_key) if sealed_key is not None else None,
-        blocked=Blocked(**blocked) if blocked else None,
+        blocked=_blocked(blocked) if blocked else None,
         stop=_stop(stop) if stop else None,
         deadline=document.get("deadline"),
         overdue=document.get("overdue", False),
         restarted_from=document.get("restarted_from"),
         started_reason=bytes(started_reason) if started_reason is not None else None,
         input=bytes(payload) if payload is not None else None,
+    )
+
+
+def _blocked(document: Document) -> Blocked:
+    return Blocked(
+        count=document["count"],
+        since=document["since"],
+        failure=document["failure"],
+        why=document["why"],
+        key_id=document.get("key_id"),
+        denied_since=document.get("denied_since"),
     )
 
 

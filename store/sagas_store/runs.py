@@ -36,7 +36,9 @@ from sagas_store.records import (
     RunPosition,
     RunRecord,
     new_document,
+    readable_part,
     record_of,
+    state_of,
 )
 from sagas_store.states import Phase, State, check_move
 
@@ -344,11 +346,11 @@ class Runs:
     # ---------------------------------------------------------------- reading
 
     async def get(self, run_id: str) -> RunRecord | None:
-        """The run as a majority has it, its input included."""
+        """The run as a majority has it, its input included. Raises UnreadableRun."""
         return (await self.get_many([run_id])).get(run_id)
 
     async def get_many(self, run_ids: Sequence[str]) -> dict[str, RunRecord]:
-        """Runs by id, their inputs included; unknown ids are left out."""
+        """Runs by id, their inputs included; unknown ids are left out. Raises UnreadableRun."""
 
         async def read() -> list[Document]:
             return await self._collection.find({"_id": {"$in": list(run_ids)}}).to_list(None)
@@ -356,7 +358,10 @@ class Runs:
         return {found["_id"]: record_of(found) for found in await self._patience.call("read runs", read)}
 
     async def get_in(self, session: AsyncClientSession, run_id: str) -> RunRecord | None:
-        """The run as the caller's transaction sees it. Driver errors pass through, as for `insert_in`."""
+        """The run as the caller's transaction sees it. Driver errors pass through, as for `insert_in`.
+
+        Raises UnreadableRun.
+        """
         found = await self._collection.find_one({"_id": run_id}, session=session)
         return record_of(found) if found is not None else None
 
@@ -369,14 +374,17 @@ class Runs:
         return [found["_id"] for found in await self._patience.call("read states", read)]
 
     async def page(self, chosen: RunFilter, *, after: RunPosition | None, limit: int) -> list[RunRecord]:
-        """The chosen runs, newest first, from `after` on, without their inputs."""
+        """The chosen runs, newest first, from `after` on, without their inputs.
+
+        One that this version cannot read is there as far as it can; so with `needing_key`.
+        """
 
         async def read() -> list[Document]:
             return await self._collection.find(
                 page_filter(chosen, after), {"input": 0}, sort=PAGE_ORDER, limit=limit
             ).to_list(None)
 
-        return [record_of(found) for found in await self._patience.call("list runs", read)]
+        return [readable_part(found) for found in await self._patience.call("list runs", read)]
 
     async def needing_key(
         self, key_id: str, *, states: frozenset[State] | None = None, after: str = "", limit: int
@@ -391,7 +399,7 @@ class Runs:
                 needing_key_filter(key_id, states, after), {"input": 0}, sort=[("_id", 1)], limit=limit
             ).to_list(None)
 
-        return [record_of(found) for found in await self._patience.call("list runs of a key", read)]
+        return [readable_part(found) for found in await self._patience.call("list runs of a key", read)]
 
     async def count_needing_key(self, key_id: str) -> dict[State, int]:
         """How many runs may have a payload sealed with this key, by state."""
@@ -405,7 +413,7 @@ class Runs:
                 ).to_list(None)
 
             page = await self._patience.call("count runs of a key", read)
-            counts.update(State(found["state"]) for found in page)
+            counts.update(state_of(found["state"]) for found in page)
             if len(page) < _COUNTED_TOGETHER:
                 return dict(counts)
             after = page[-1]["_id"]

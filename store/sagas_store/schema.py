@@ -87,7 +87,7 @@ _RUN: Final = _closed(
         "token": _STRING,
         "input": _BYTES,
         "state": _words(State),
-        "phase": _words(Phase),
+        "phase": _words(set(Phase) - {Phase.UNKNOWN}),
         "attempts": _COUNT,
         "created_at": _DATE,
         "due_at": _DATE,
