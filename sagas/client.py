@@ -293,7 +293,7 @@ class Client:
         return Run(self, saga, run.run_id, created=created)
 
     async def start_many(self, saga: Saga[C], starts: Iterable[Start[C]]) -> list[Run[C]]:
-        """Start many runs, a thousand per write, and return their handles in the same order.
+        """Start many runs, many per write, and return their handles in the same order.
 
         Idempotent like `start`. Everything is validated before anything is stored. A KeyConflict is raised after all
         the others were started, so repeating the call without the conflicting one is safe.

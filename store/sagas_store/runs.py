@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Final
@@ -21,11 +22,11 @@ from typing import Any, Final
 from pymongo import UpdateMany, errors
 from pymongo.asynchronous.client_session import AsyncClientSession
 
-from sagas_store.commit import Batching, CommitLoop
+from sagas_store.commit import Alone, Batching, CommitLoop
 from sagas_store.drivers import Collection, Document
 from sagas_store.errors import FenceLost, RecordTooLarge, RunExists, StopFirst, StoreError, StoreRefused
 from sagas_store.faults import Patience
-from sagas_store.inserts import Inserted, InsertTogether
+from sagas_store.inserts import Inserted, insert_together
 from sagas_store.records import (
     Blocked,
     Claim,
@@ -89,6 +90,12 @@ class Runs:
         self._starts: CommitLoop[NewRun, None] = CommitLoop(
             self._insert_together, batching, size_of=lambda run: len(run.input)
         )
+        self._many_starts: CommitLoop[NewRun, None] = CommitLoop(
+            functools.partial(self._insert_together, operation="start many"),
+            batching,
+            size_of=lambda run: len(run.input),
+        )
+        """Beside the other, so that nobody's single start waits behind a long list."""
         self._moves: CommitLoop[_Move, None] = CommitLoop(self._move_together, batching)
 
     # ---------------------------------------------------------------- starting
@@ -113,28 +120,29 @@ class Runs:
             raise RunExists(run.run_id) from error
 
     async def insert_many(self, runs: Sequence[NewRun]) -> set[str]:
-        """Make many new runs durable in one write; returns the ids that existed before.
+        """Make any number of new runs durable, in as many writes as it takes; returns the ids that existed before.
 
-        Raises RecordTooLarge once the others are stored.
+        Raises RecordTooLarge, StoreUnavailable once the others are stored.
         """
-        fates = await self._insert_together(runs, "start many")
-        existing = {run.run_id for run, fate in zip(runs, fates, strict=True) if isinstance(fate, RunExists)}
+        fates = await asyncio.gather(*map(self._many_starts.submit, runs), return_exceptions=True)
         for fate in fates:
             if fate is not None and not isinstance(fate, RunExists):
                 raise fate
-        return existing
+        return {run.run_id for run, fate in zip(runs, fates, strict=True) if fate is not None}
 
-    async def _insert_together(self, runs: Sequence[NewRun], operation: str = "start") -> list[StoreError | None]:
-        outcomes = await self._patience.call(
-            operation, InsertTogether(self._collection, [new_document(run) for run in runs])
-        )
-        fates: dict[Inserted, Callable[[str], StoreError | None]] = {
-            Inserted.YES: lambda _: None,
-            Inserted.TAKEN: RunExists,
-            Inserted.TOO_LARGE: lambda run_id: RecordTooLarge(run_id, "start"),
-            Inserted.REFUSED: lambda run_id: StoreRefused(f"start run {run_id}", "it does not fit the schema"),
-        }
-        return [fates[outcome](run.run_id) for run, outcome in zip(runs, outcomes, strict=True)]
+    async def _insert_together(
+        self, runs: Sequence[NewRun], operation: str = "start"
+    ) -> list[StoreError | Alone[None] | None]:
+        def error_of(place: int, outcome: Inserted) -> StoreError:
+            run_id = runs[place].run_id
+            if outcome is Inserted.TAKEN:
+                return RunExists(run_id)
+            if outcome is Inserted.TOO_LARGE:
+                return RecordTooLarge(run_id, "start")
+            return StoreRefused(f"start run {run_id}", "it does not fit the schema")
+
+        documents = [new_document(run) for run in runs]
+        return await insert_together(self._patience, operation, self._collection, documents, error_of)
 
     # ---------------------------------------------------------------- holding
 
