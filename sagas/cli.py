@@ -58,8 +58,6 @@ _VERBS: Final = {
 }
 _REWRAPPING: Final = timedelta(seconds=90)
 """It goes on through a failover; nobody waits for the first line."""
-_BUILDING: Final = timedelta(minutes=30)
-"""How long the server may take for an index of a large collection, once it is known to be there."""
 _MASTER_KEYS: Final = "SAGAS_MASTER_KEYS"
 _GROUPS: Final = {"held": HELD, "open": OPEN, "settled": SETTLED}
 
@@ -392,10 +390,7 @@ async def _show(options: argparse.Namespace) -> int:
 
 async def _schema(options: argparse.Namespace) -> int:
     async with connected(options.uri, options.database) as store:
-        done = await store.schema.plan()
-    if done and options.verb == "apply":
-        async with connected(options.uri, options.database, patience=_BUILDING) as store:
-            done = await store.schema.apply()
+        done = await (store.schema.apply() if options.verb == "apply" else store.schema.plan())
     for line in done:
         print(json.dumps({"step": line}) if options.json else line)
     if options.verb == "check" and done:
