@@ -84,11 +84,11 @@ def choose_runs(
     )
 
 
-async def read_run(store: MongoStore, reach: Reach, run_id: str) -> RunRecord:
+async def read_run(store: MongoStore, reach: Reach, run_id: str, *, with_input: bool = False) -> RunRecord:
     """The run with this id, as a majority has it. Raises RunNotFound, also for another tenant's, and InvalidInput."""
     check_run_id(run_id)
     await store.ready()
-    run = await store.runs.get(run_id)
+    run = await store.runs.get(run_id, with_input=with_input)
     if run is None or not reach.covers(run):
         raise RunNotFound(run_id)
     return run

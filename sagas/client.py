@@ -285,7 +285,7 @@ class Client:
             else:
                 await self._store.runs.insert(run)
         except RunExists:
-            stored = await self._store.runs.get(run.run_id)
+            stored = await self._store.runs.get(run.run_id, with_input=True)
             if stored is None and session is not None:  # started by this very transaction: nobody else sees it yet
                 stored = await self._store.runs.get_in(session, run.run_id)
             await self._same_input(saga, asked, stored)
@@ -315,7 +315,7 @@ class Client:
         compared = [one for one in new if one.run_id in existing]
         for begin in range(0, len(compared), _COMPARED_MAX):
             there = compared[begin : begin + _COMPARED_MAX]
-            stored = await self._store.runs.get_many([one.run_id for one in there])
+            stored = await self._store.runs.get_many([one.run_id for one in there], with_input=True)
             for one in there:
                 await self._same_input(saga, one, stored.get(one.run_id))
         return [Run(self, saga, one.run_id, created=one.run_id not in existing) for one in asked]
@@ -359,11 +359,10 @@ class Client:
         if stored is None:
             raise RunNotFound(asked.run_id)
         same = False
-        if stored.input is not None:
-            opener = await self._keys.opener(stored.tenant, asked.run_id, [stored.input])
-            with contextlib.suppress(Unreadable):
-                there = opener.open(Slot.INPUT, 0, stored.input)
-                same = load_context(saga.context, there, "the stored input") == asked.context
+        opener = await self._keys.opener(stored.tenant, asked.run_id, [stored.input])
+        with contextlib.suppress(Unreadable):
+            there = opener.open(Slot.INPUT, 0, stored.input)
+            same = load_context(saga.context, there, "the stored input") == asked.context
         if not same:
             raise KeyConflict(saga.name, asked.key or "", asked.run_id)
 

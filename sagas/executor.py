@@ -363,7 +363,7 @@ class Attempt:
 
         Opened first: an attempt that cannot read leaves no entry.
         """
-        payload_of: dict[int | None, bytes] = {None: self.run.input or b""}
+        payload_of: dict[int | None, bytes] = {None: self.run.input}
         for reread in range(_REREADS_MAX + 1):
             if any(entry.attempt > self._claim.attempt for entry in self._entries):
                 # We were frozen between claiming and reading. A later attempt has the run, and no number would stop us.

@@ -306,7 +306,7 @@ class KeyKeeper:
         for _ in range(_ROUNDS):
             # The run first: what happens to it after this is seen when its keys are taken away.
             try:
-                run = await self._store.runs.get(run_id)
+                run = await self._store.runs.get(run_id, with_input=True)
             except UnreadableRun as newer:
                 return unreadable(newer.fields)
             if run is None or not work.older.intersection(run.keys):

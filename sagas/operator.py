@@ -151,14 +151,14 @@ class Operator:
         new one has as long from its own start as the old one had.
         """
         check_words(by, reason)
-        run = await self._read(run_id)
+        run = await self._read(run_id, with_input=True)
         if run.state not in _RESTARTABLE:
             raise OperatorRefused(run_id, run.state, _not_undone(run))
         now = self._store.clock.now()
         new_id = restart_id_of(run_id)
         sealer = await self._keys.sealer(run.tenant, new_id)
         before = await self._keys.opener(run.tenant, run_id, [run.input])
-        payload = before.open(Slot.INPUT, 0, run.input or b"")
+        payload = before.open(Slot.INPUT, 0, run.input)
         with contextlib.suppress(RunExists):  # restarted before
             await self._store.runs.insert(
                 NewRun(
@@ -248,7 +248,8 @@ class Operator:
             raise OperatorRefused(run.run_id, run.state, "it is not held because of its key")
         if run.due_at is not None and run.due_at <= self._store.clock.now():
             raise OperatorRefused(run.run_id, run.state, "it is due already: the next free worker takes it")
-        seq, stored = await self._store.journal.last_context(run.run_id) or (None, run.input or b"")
+        newest = await self._store.journal.last_context(run.run_id)
+        seq, stored = newest or (None, (await self._read(run.run_id, with_input=True)).input)
         sealer = await sealer_of(self._keys, run, stored, claim_round=together)
         sealer.open(*place_of_newest_context(seq), stored)
 
@@ -366,8 +367,8 @@ class Operator:
 
     # ---------------------------------------------------------------- shared
 
-    async def _read(self, run_id: str) -> RunRecord:
-        return await read_run(self._store, self._reach, run_id)
+    async def _read(self, run_id: str, *, with_input: bool = False) -> RunRecord:
+        return await read_run(self._store, self._reach, run_id, with_input=with_input)
 
     async def _move_on(
         self, run: RunRecord, kind: Kind, by: str, reason: str, *, step: str | None = None, payload: bytes | None = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any, Final
 
@@ -120,8 +120,8 @@ class RunRecord:
     claim: Claim | None
     """The claim it is held under, or the last one."""
     held: Held | None
-    input: bytes | None
-    """None where the question did not ask for it."""
+    input_read: bytes | None = field(repr=False)
+    """None where the question did not ask for it; `input` is what it is used by."""
     tenant: str | None = None
     keys: tuple[str, ...] = ()
     """Ids of the data keys that any of its payloads is sealed with."""
@@ -136,6 +136,13 @@ class RunRecord:
     unreadable: tuple[str, ...] = ()
     """Fields that this version cannot read, by a newer one or damaged: as good as not there. Only where runs are read
     together; whoever asks for one is told UnreadableRun."""
+
+    @property
+    def input(self) -> bytes:
+        """What it was started with. Every run has one, so not to have read it is a mistake."""
+        if self.input_read is None:
+            raise RuntimeError(f"run {self.run_id} was read without its input")
+        return self.input_read
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,7 +304,7 @@ def _read(document: Document) -> RunRecord:
         overdue=document.get("overdue", False),
         restarted_from=document.get("restarted_from"),
         started_reason=bytes(started_reason) if started_reason is not None else None,
-        input=bytes(payload) if payload is not None else None,
+        input_read=bytes(payload) if payload is not None else None,
     )
 
 

@@ -47,6 +47,7 @@ __all__ = ["PAGE_ORDER", "RUNS_SPEC_NAME", "Runs", "from_now", "page_filter", "w
 
 RUNS_SPEC_NAME: Final = "runs"
 _COUNTED_TOGETHER: Final = 2_000
+_NO_INPUT: Final = {"input": 0}
 
 
 @dataclass(frozen=True, slots=True)
@@ -353,20 +354,24 @@ class Runs:
 
     # ---------------------------------------------------------------- reading
 
-    async def get(self, run_id: str) -> RunRecord | None:
-        """The run as a majority has it, its input included. Raises UnreadableRun."""
-        return (await self.get_many([run_id])).get(run_id)
+    async def get(self, run_id: str, *, with_input: bool = False) -> RunRecord | None:
+        """The run as a majority has it. Raises UnreadableRun."""
+        return (await self.get_many([run_id], with_input=with_input)).get(run_id)
 
-    async def get_many(self, run_ids: Sequence[str]) -> dict[str, RunRecord]:
-        """Runs by id, their inputs included; unknown ids are left out. Raises UnreadableRun."""
+    async def get_many(self, run_ids: Sequence[str], *, with_input: bool = False) -> dict[str, RunRecord]:
+        """Runs by id; unknown ids are left out. Raises UnreadableRun.
+
+        An input may be as large as a document, so it is read for those alone who use it.
+        """
 
         async def read() -> list[Document]:
-            return await self._collection.find({"_id": {"$in": list(run_ids)}}).to_list(None)
+            projection = None if with_input else _NO_INPUT
+            return await self._collection.find({"_id": {"$in": list(run_ids)}}, projection).to_list(None)
 
         return {found["_id"]: record_of(found) for found in await self._patience.call("read runs", read)}
 
     async def get_in(self, session: AsyncClientSession, run_id: str) -> RunRecord | None:
-        """The run as the caller's transaction sees it. Driver errors pass through, as for `insert_in`.
+        """The run as the caller's transaction sees it, with its input. Driver errors pass through, as for `insert_in`.
 
         Raises UnreadableRun.
         """
@@ -389,7 +394,7 @@ class Runs:
 
         async def read() -> list[Document]:
             return await self._collection.find(
-                page_filter(chosen, after), {"input": 0}, sort=PAGE_ORDER, limit=limit
+                page_filter(chosen, after), _NO_INPUT, sort=PAGE_ORDER, limit=limit
             ).to_list(None)
 
         return [readable_part(found) for found in await self._patience.call("list runs", read)]
@@ -404,7 +409,7 @@ class Runs:
 
         async def read() -> list[Document]:
             return await self._collection.find(
-                needing_key_filter(key_id, states, after), {"input": 0}, sort=[("_id", 1)], limit=limit
+                needing_key_filter(key_id, states, after), _NO_INPUT, sort=[("_id", 1)], limit=limit
             ).to_list(None)
 
         return [readable_part(found) for found in await self._patience.call("list runs of a key", read)]

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import secrets
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
 from datetime import UTC, datetime, timedelta, timezone
 from typing import Any, cast
 
@@ -21,6 +22,8 @@ from sagas import (
     JournalLine,
     KeyConflict,
     Limits,
+    Operator,
+    OperatorRefused,
     PayloadTooLarge,
     ResultTimeout,
     Run,
@@ -764,3 +767,48 @@ def finished(run_id: str) -> dict[str, Any]:
         "token": "t",
         "payload": RESULT,
     }
+
+
+# --- what is not read -------------------------------------------------------------------------------------------------
+
+
+async def test_no_verb_reads_an_input_that_it_does_not_use(
+    store: MongoStore, database: Any, driver: str, mongo_uri: str
+) -> None:
+    commands = Commands()
+    async with client_of(driver, mongo_uri, event_listeners=[commands]) as connection:
+        watched = MongoStore(connection[database.name])
+        client, operator = Client(watched), Operator(watched)
+
+        async def reads(asked: Awaitable[object]) -> bool:
+            seen = len(commands.inputs)
+            with contextlib.suppress(RunRolledBack, OperatorRefused):
+                await asked
+            return sum(commands.inputs[seen:]) > 0
+
+        run = await client.start(ORDER, A, key="order-1")
+        run_id = run.run_id
+        why: dict[str, Any] = {"by": "shop", "reason": "changed their mind"}
+        for asked in (
+            run.info(),
+            run.journal(),
+            run.preview_stop(),
+            client.find(ORDER, key="order-1"),
+            client.runs(),
+            operator.resume(run_id, **why),
+            operator.retry_now(run_id, **why),
+            operator.verdict(ORDER, run_id, happened=False, **why),
+            operator.requeue_quarantined(runs=[run_id], **why),
+            run.stop(**why),
+            run.stop(**why),
+            run.result(timeout=SOON_S),
+        ):
+            assert not await reads(asked), asked
+        assert (await run.info()).state is State.CANCELLED
+        assert await reads(client.start(ORDER, A, key="order-1")), "compared with what is there"
+        assert await reads(operator.restart_as_new(run_id, **why))
+        await client.close()
+    record = await store.runs.get(run_id)
+    assert record is not None
+    with pytest.raises(RuntimeError, match="without its input"):
+        record.input  # noqa: B018 - not read is not the same as not there

@@ -82,7 +82,7 @@ def with_token(run: RunRecord, token: str) -> RunRecord:
 async def test_a_started_run_is_read_back_as_it_was_given(store: MongoStore) -> None:
     run = new_run(store, key="order-10248", input=b"\x01\x00opaque")
     await store.runs.insert(run)
-    found = await store.runs.get(run.run_id)
+    found = await store.runs.get(run.run_id, with_input=True)
     assert found == RunRecord(
         run_id=run.run_id,
         saga=run.saga,
@@ -98,7 +98,7 @@ async def test_a_started_run_is_read_back_as_it_was_given(store: MongoStore) -> 
         gate_passed_at=None,
         claim=None,
         held=None,
-        input=b"\x01\x00opaque",
+        input_read=b"\x01\x00opaque",
     )
     assert found.created_at.tzinfo is UTC
 
@@ -849,7 +849,7 @@ async def test_a_list_is_newest_first_and_its_pages_are_a_whole(store: MongoStor
     assert [len(page) for page in found] == [5, 5, 5, 5, 3]
     listed = [(run.created_at, run.run_id) for page in found for run in page]
     assert listed == sorted(((run.created_at, run.run_id) for run in runs), reverse=True)
-    assert all(run.input is None for page in found for run in page), "a list reads no payload"
+    assert all(run.input_read is None for page in found for run in page), "a list reads no payload"
 
 
 async def test_runs_started_meanwhile_neither_repeat_nor_hide_a_run(store: MongoStore) -> None:

@@ -67,7 +67,7 @@ RUN = RunRecord(
     gate_passed_at=None,
     claim=Claim("t", "w", 1, State.PENDING, NOW),
     held=None,
-    input=b"",
+    input_read=b"",
     stop=Stop(Decision.WILL_BE_UNDONE, "ann", b"", NOW),
 )
 JOURNAL = [
