@@ -53,7 +53,7 @@ from sagas.stopping import StopAnswer, StopOutcome, StopPreview, answer, check_w
 from sagas.tenancy import Reach, store_of
 from sagas.texts import check_utf8
 from sagas_store import MongoStore
-from sagas_store.entries import Cause, Entry, Kind
+from sagas_store.entries import OF_ERRORS, Cause, Entry, Kind
 from sagas_store.errors import RunExists, StoreError
 from sagas_store.records import NewRun, RunPosition, RunRecord
 from sagas_store.states import HELD, OPEN, SETTLED, Decision, State
@@ -525,7 +525,7 @@ class Client:
         error: ErrorDetail | None = None
         reason: str | None = None
         unopened: str | None = None
-        failed = entry.payload if _failed(entry) else None
+        failed = entry.payload if entry.kind in OF_ERRORS else None
         try:
             # A line by itself: what is wrong with one hides nothing of the others.
             opener = await self._keys.opener(run.tenant, run.run_id, [failed, entry.reason], claim_round=together)
@@ -798,7 +798,3 @@ def _position(cursor: object) -> RunPosition:
     if position.created_at.tzinfo is None:
         raise InvalidInput("after", "is not a `next` of an earlier page")
     return position
-
-
-def _failed(entry: Entry) -> bool:
-    return entry.kind.endswith(("_failed", "_retry_scheduled"))

@@ -45,7 +45,7 @@ from sagas.decide import (
     once_announced,
 )
 from sagas.definition import Part, Saga, Step, StepKind
-from sagas.errors import CannotOpen, FenceLost, JournalMisfit, KeyUnavailable, NonRetryable, Unreadable
+from sagas.errors import CannotOpen, FenceLost, JournalMisfit, KeyUnavailable, NonRetryable, Unreadable, over_limit
 from sagas.identity import compensation_key, step_key
 from sagas.keyring import ClaimRound, keys_of, sealer_of
 from sagas.lease import Lease
@@ -108,7 +108,6 @@ class Executor:
         store: MongoStore,
         sagas: Mapping[tuple[str, int], Saga[Any]],
         *,
-        worker: str,
         resources: object,
         threads: ThreadPool,
         thread_count: int,
@@ -120,7 +119,6 @@ class Executor:
         self.store = store
         self.keys = keys_of(store)
         self.sagas = sagas
-        self.worker = worker
         self.resources = resources
         self.threads = threads
         self.limits = limits
@@ -713,10 +711,7 @@ def _spared(action: Perform) -> bool:
 
 def _fits(what: str, size_bytes: int, limit_bytes: int) -> None:
     if size_bytes > limit_bytes:
-        raise NotJournalable(
-            f"{what} would be {size_bytes:,} bytes, the limit is {limit_bytes:,}; keep large data elsewhere and put "
-            "its reference into the context"
-        )
+        raise NotJournalable(f"{what} would be {over_limit(size_bytes, limit_bytes)}")
 
 
 def _milliseconds(at: datetime) -> datetime:

@@ -139,8 +139,7 @@ class Operator:
             raise OperatorRefused(
                 run_id, run.state, "it has not begun yet, so there is no wait for a retry to cut short"
             )
-        if run.due_at is not None and run.due_at <= self._store.clock.now():
-            raise OperatorRefused(run_id, run.state, "it is due already: the next free worker takes it")
+        self._refuse_due(run)
         await self._move_on(run, Kind.RETRIED_NOW, by, reason)
 
     async def restart_as_new(self, run_id: str, *, by: str, reason: str) -> str:
@@ -246,8 +245,7 @@ class Operator:
         """Raise unless the run is blocked, and could go on: its newest context opens, the next one could be sealed."""
         if run.state is not State.QUARANTINED and not (run.state is State.PENDING and run.blocked is not None):
             raise OperatorRefused(run.run_id, run.state, "it is not held because of its key")
-        if run.due_at is not None and run.due_at <= self._store.clock.now():
-            raise OperatorRefused(run.run_id, run.state, "it is due already: the next free worker takes it")
+        self._refuse_due(run)
         newest = await self._store.journal.last_context(run.run_id)
         seq, stored = newest or (None, (await self._read(run.run_id, with_input=True)).input)
         sealer = await sealer_of(self._keys, run, stored, claim_round=together)
@@ -369,6 +367,10 @@ class Operator:
 
     async def _read(self, run_id: str, *, with_input: bool = False) -> RunRecord:
         return await read_run(self._store, self._reach, run_id, with_input=with_input)
+
+    def _refuse_due(self, run: RunRecord) -> None:
+        if run.due_at is not None and run.due_at <= self._store.clock.now():
+            raise OperatorRefused(run.run_id, run.state, "it is due already: the next free worker takes it")
 
     async def _move_on(
         self, run: RunRecord, kind: Kind, by: str, reason: str, *, step: str | None = None, payload: bytes | None = None

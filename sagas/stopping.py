@@ -159,7 +159,7 @@ def preview(run: RunRecord, journal: list[Entry]) -> StopPreview:
     outcome, why = _would(run, progress)
     if outcome is not StopOutcome.WILL_BE_UNDONE or progress is None:
         return StopPreview(run.run_id, outcome, why, (), None, run.state)
-    begun = (progress.begun or "") if progress.last_attempt else f"step:{next(iter(kinds))}"
+    begun = progress.begun or ""
     in_hand = begun.removeprefix("step:") if begun.startswith("step:") and run.state is State.RUNNING else None
     undo = (
         []

@@ -130,7 +130,6 @@ class Worker:
         executor = Executor(
             self._store,
             self._sagas,
-            worker=self.name,
             resources=self._resources,
             threads=pool,
             thread_count=self.options.threads,

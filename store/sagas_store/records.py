@@ -6,9 +6,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any, Final
 
-from bson import ObjectId
-
-from sagas_store.clock import EPOCH
+from sagas_store.clock import EPOCH, new_token
 from sagas_store.drivers import Document
 from sagas_store.errors import UnreadableRun
 from sagas_store.states import Decision, Phase, State
@@ -208,7 +206,7 @@ def new_document(run: NewRun) -> Document:
         "due_at": run.due_at,
         "input": run.input,
         # Tells a run of ours whose reply was lost from one that somebody else has started under the same key.
-        "token": str(ObjectId()),
+        "token": new_token(),
     }
     for name in ("tenant", "key", "sealed_key", "deadline", "restarted_from", "started_by", "started_reason"):
         if (value := getattr(run, name)) is not None:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Final
 
 from pymongo import UpdateOne, errors
 
@@ -26,16 +25,13 @@ from sagas_store.states import State
 
 __all__ = ["ResealedField", "Resealing"]
 
-FIELDS: Final = ("input", "sealed_key", "started_reason", "stop.reason")
-"""Where a run's own document holds payloads."""
-
 
 @dataclass(frozen=True, slots=True)
 class ResealedField:
     """One payload in a run's own document."""
 
     name: str
-    """One of `FIELDS`."""
+    """Where in the document; `stop.reason` reaches inside."""
     old: bytes = field(repr=False)
     new: bytes = field(repr=False)
 

@@ -235,7 +235,6 @@ class Process:
         self.executor = Executor(
             self.store,
             {(world.saga.name, world.saga.version): world.saga},
-            worker=name,
             resources=self,
             threads=world.server.threads,
             thread_count=2,
