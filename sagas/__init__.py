@@ -54,7 +54,7 @@ from sagas.wrapping import LocalKeyWrapper
 from sagas_store import MongoStore
 from sagas_store.entries import Kind
 from sagas_store.keys import KeyRecord, KeyState
-from sagas_store.runs import HeldGroup
+from sagas_store.records import HeldGroup
 from sagas_store.states import HELD, OPEN, SETTLED, State
 from sagas_store.tenants import TenantDatabases
 

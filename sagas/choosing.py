@@ -21,7 +21,7 @@ from sagas.tenancy import Reach
 from sagas.texts import check_utf8
 from sagas_store import MongoStore
 from sagas_store.numbers import COUNT_MAX, check_count
-from sagas_store.runs import RunFilter, RunPosition, RunRecord
+from sagas_store.records import RunFilter, RunPosition, RunRecord
 from sagas_store.states import State
 
 __all__ = [
@@ -81,11 +81,11 @@ def choose_runs(
     )
 
 
-async def read_run(store: MongoStore, reach: Reach, run_id: str) -> RunRecord:
+async def read_run(store: MongoStore, reach: Reach, run_id: str, *, with_input: bool = False) -> RunRecord:
     """The run with this id, as a majority has it. Raises RunNotFound, also for another tenant's, and InvalidInput."""
     check_run_id(run_id)
     await store.ready()
-    run = await store.runs.get(run_id)
+    run = await store.runs.get(run_id, with_input=with_input)
     if run is None or not reach.covers(run):
         raise RunNotFound(run_id)
     return run

@@ -52,9 +52,9 @@ from sagas.stopping import StopAnswer, StopOutcome, StopPreview, answer, check_w
 from sagas.tenancy import Reach, store_of
 from sagas.texts import check_utf8
 from sagas_store import MongoStore
-from sagas_store.entries import Cause, Entry, Kind
+from sagas_store.entries import OF_ERRORS, Cause, Entry, Kind
 from sagas_store.errors import RunExists
-from sagas_store.runs import NewRun, RunPosition, RunRecord
+from sagas_store.records import NewRun, RunPosition, RunRecord
 from sagas_store.states import HELD, OPEN, SETTLED, Decision, State
 from sagas_store.tenants import TenantDatabases
 
@@ -293,7 +293,7 @@ class Client:
             else:
                 await self._store.runs.insert(run)
         except RunExists:
-            stored = await self._store.runs.get(run.run_id)
+            stored = await self._store.runs.get(run.run_id, with_input=True)
             if stored is None and session is not None:  # started by this very transaction: nobody else sees it yet
                 stored = await self._store.runs.get_in(session, run.run_id)
             await self._same_input(saga, asked, stored)
@@ -301,7 +301,7 @@ class Client:
         return Run(self, saga, run.run_id, created=created)
 
     async def start_many(self, saga: Saga[C], starts: Iterable[Start[C]]) -> list[Run[C]]:
-        """Start many runs, a thousand per write, and return their handles in the same order.
+        """Start many runs, many per write, and return their handles in the same order.
 
         Idempotent like `start`. Everything is validated before anything is stored. A KeyConflict is raised after all
         the others were started, so repeating the call without the conflicting one is safe.
@@ -323,7 +323,7 @@ class Client:
         compared = [one for one in new if one.run_id in existing]
         for begin in range(0, len(compared), _COMPARED_MAX):
             there = compared[begin : begin + _COMPARED_MAX]
-            stored = await self._store.runs.get_many([one.run_id for one in there])
+            stored = await self._store.runs.get_many([one.run_id for one in there], with_input=True)
             for one in there:
                 await self._same_input(saga, one, stored.get(one.run_id))
         return [Run(self, saga, one.run_id, created=one.run_id not in existing) for one in asked]
@@ -367,10 +367,9 @@ class Client:
         if stored is None:
             raise RunNotFound(asked.run_id)
         same = False
-        if stored.input is not None:
-            opener = await self._keys.opener(stored.tenant, asked.run_id, [stored.input])
-            with contextlib.suppress(Unreadable):
-                same = is_same_context(saga.context, opener.open(Slot.INPUT, 0, stored.input), asked.payload)
+        opener = await self._keys.opener(stored.tenant, asked.run_id, [stored.input])
+        with contextlib.suppress(Unreadable):
+            same = is_same_context(saga.context, opener.open(Slot.INPUT, 0, stored.input), asked.payload)
         if not same:
             raise KeyConflict(saga.name, asked.key or "", asked.run_id)
 
@@ -412,8 +411,8 @@ class Client:
 
         Once the run is completed it is the result. Raises RunNotFound, CannotOpen, Unreadable.
         """
-        run = await self._record(run_id)
-        seq, stored = await self._store.journal.last_context(run_id) or (None, run.input or b"")
+        run = await read_run(self._store, self._reach, run_id, with_input=True)
+        seq, stored = await self._store.journal.last_context(run_id) or (None, run.input)
         opener = await self._keys.opener(run.tenant, run_id, [stored])
         return load_json(opener.open(*place_of_newest_context(seq), stored), f"run {run_id}: context")
 
@@ -558,7 +557,7 @@ class Client:
         error: ErrorDetail | None = None
         reason: str | None = None
         unopened: str | None = None
-        failed = entry.payload if _failed(entry) else None
+        failed = entry.payload if entry.kind in OF_ERRORS else None
         try:
             # A line by itself: what is wrong with one hides nothing of the others.
             opener = await self._keys.opener(run.tenant, run.run_id, [failed, entry.reason], claim_round=together)
@@ -733,7 +732,3 @@ def _position(cursor: object) -> RunPosition:
     if position.created_at.tzinfo is None:
         raise InvalidInput("after", "is not a `next` of an earlier page")
     return position
-
-
-def _failed(entry: Entry) -> bool:
-    return entry.kind.endswith(("_failed", "_retry_scheduled"))

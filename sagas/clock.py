@@ -5,17 +5,12 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable
 
-from sagas_store.clock import Monotonic, ServerClock, monotonic
+from sagas_store.clock import Monotonic, ServerClock, monotonic, new_token
 
 __all__ = ["Monotonic", "RandomBytes", "ServerClock", "monotonic", "new_token", "random_bytes"]
 
 RandomBytes = Callable[[int], bytes]
 """So many random bytes, fit for keys and nonces."""
-
-
-def new_token() -> str:
-    """128 random bits, as 32 hex digits: unique without asking anybody."""
-    return secrets.token_hex(16)
 
 
 def random_bytes(count: int) -> bytes:

@@ -219,7 +219,7 @@ class Progress(NamedTuple):
     turned_at: str | None = None
     """The step whose failure began the rollback."""
     begun: str | None = None
-    """What the newest entry says begins next; None before the first entry."""
+    """What the newest entry says begins next; before the first entry the first step, which the claim itself begins."""
     stop_refused: bool = False
     """The journal says that a stop was refused."""
     stalled: int = 0
@@ -239,11 +239,12 @@ class Progress(NamedTuple):
     @classmethod
     def named(cls, names: tuple[str, ...]) -> Progress:
         """The same, from the steps' names alone."""
+        first = _named(Activity.STEP, names[0])
         return cls(
             names={name: index for index, name in enumerate(names)},
             steps=(StepProgress(),) * len(names),
-            # The claim itself begins the first step; every other start is named by an entry.
-            starts={_named(Activity.STEP, names[0]): 1},
+            starts={first: 1},
+            begun=first,
         )
 
     def after(self, entry: Entry) -> Progress:
@@ -291,7 +292,6 @@ class Progress(NamedTuple):
         return {**self.starts, what: self.starts.get(what, 0) + count}
 
     def _taken_over(self, entry: Entry) -> Progress:
-        begun = self.begun if self.last_attempt else _named(Activity.STEP, next(iter(self.names)))
         changed = self
         unseen = entry.attempt - max(1, self.last_attempt) - 1  # attempts that left no entry at all
         maybe_lost = entry.taken_from is State.RUNNING or unseen > 0
@@ -300,12 +300,12 @@ class Progress(NamedTuple):
             # been, and counts unless it left an outcome. Those after it count only if the last of them was lost too.
             fruitless = int(self.last_attempt == 0 or self.last_outcome != self.last_attempt)
             lost = max(0, unseen) if entry.taken_from is State.RUNNING else 0
-            changed = self._replace(stalled=self.stalled + fruitless + lost, lost_in=begun)
-        name = (begun or "").partition(":")[2]
+            changed = self._replace(stalled=self.stalled + fruitless + lost, lost_in=self.begun)
+        name = (self.begun or "").partition(":")[2]
         if entry.in_doubt and name in self.names:
             return changed.doubted(self.names[name])
         # Parked or handed back: what was to begin did not. What was broken off by a drain has its own entry.
-        return changed if maybe_lost else changed.counting(begun, -1)
+        return changed if maybe_lost else changed.counting(self.begun, -1)
 
     def _intervened(self, entry: Entry) -> Progress:
         """What an operator did while no worker held the run. What was to begin next still is."""
@@ -554,12 +554,11 @@ def lost_in_doubt(saga: Saga[Any], progress: Progress, facts: Facts, *, attempt:
 
     So when the lease lapsed; and when attempts in between left no entry, since the one before those may have been lost.
     Not so for what cannot have begun: a pivot before its gate. Nor for a transactional step, whose effect commits
-    together with its entry: no entry, no effect. Before the first entry it is the first step that was announced.
+    together with its entry: no entry, no effect.
     """
     if taken_from is not State.RUNNING and attempt - max(1, progress.last_attempt) < 2:
         return False
-    begun = progress.begun if progress.last_attempt else _named(Activity.STEP, saga.steps[0].name)
-    activity, _, name = (begun or "").partition(":")
+    activity, _, name = (progress.begun or "").partition(":")
     if activity != Activity.STEP or name not in progress.names:
         return False
     step = saga.steps[progress.names[name]]

@@ -88,6 +88,7 @@ __all__ = [
     "Tampered",
     "Unreadable",
     "UnsafeServer",
+    "over_limit",
     "pause_of",
 ]
 
@@ -128,14 +129,19 @@ class KeyConflict(StartRefused):
         self.run_id = run_id
 
 
+def over_limit(size_bytes: int, limit_bytes: int) -> str:
+    """How large something is that is larger than it may be, and what to do."""
+    return (
+        f"{size_bytes:,} bytes, the limit is {limit_bytes:,}; keep large data elsewhere and put its reference into "
+        "the context"
+    )
+
+
 class PayloadTooLarge(StartRefused):
     """A context is larger than the limit; `size_bytes` and `limit_bytes` are measured as stored."""
 
     def __init__(self, what: str, size_bytes: int, limit_bytes: int) -> None:
-        super().__init__(
-            f"{what} is {size_bytes:,} bytes, the limit is {limit_bytes:,}; keep large data elsewhere and put its "
-            "reference into the context"
-        )
+        super().__init__(f"{what} is {over_limit(size_bytes, limit_bytes)}")
         self.size_bytes = size_bytes
         self.limit_bytes = limit_bytes
 

@@ -46,7 +46,7 @@ from sagas.decide import (
     once_announced,
 )
 from sagas.definition import Part, Saga, Step, StepKind, StopAsked
-from sagas.errors import CannotOpen, FenceLost, JournalMisfit, KeyUnavailable, NonRetryable, Unreadable
+from sagas.errors import CannotOpen, FenceLost, JournalMisfit, KeyUnavailable, NonRetryable, Unreadable, over_limit
 from sagas.identity import compensation_key, step_key
 from sagas.keyring import ClaimRound, keys_of, sealer_of
 from sagas.lease import Lease
@@ -60,9 +60,9 @@ from sagas.timeouts import Timeouts
 from sagas_store import MongoStore
 from sagas_store.clock import EPOCH
 from sagas_store.entries import Cause, Entry, Kind
-from sagas_store.errors import StopFirst
+from sagas_store.errors import StopFirst, unreadable
 from sagas_store.faults import is_aborted_transaction
-from sagas_store.runs import Blocked, Claim, RunRecord, Stop
+from sagas_store.records import Blocked, Claim, RunRecord, Stop
 from sagas_store.states import Decision, Phase, State
 
 __all__ = ["Attempt", "Executor", "Parked"]
@@ -109,7 +109,6 @@ class Executor:
         store: MongoStore,
         sagas: Mapping[tuple[str, int], Saga[Any]],
         *,
-        worker: str,
         resources: object,
         threads: ThreadPool,
         thread_count: int,
@@ -121,7 +120,6 @@ class Executor:
         self.store = store
         self.keys = keys_of(store)
         self.sagas = sagas
-        self.worker = worker
         self.resources = resources
         self.threads = threads
         self.limits = limits
@@ -323,6 +321,8 @@ class Attempt:
 
     async def _load(self) -> Hold | None:
         """Fold the journal, announce the takeover, and find the context; or say why the run cannot be executed."""
+        if self.run.unreadable:
+            return Hold(State.BROKEN, unreadable(self.run.unreadable))
         if self.run.fingerprint != self._saga.fingerprint:
             return Hold(
                 State.BROKEN,
@@ -364,7 +364,7 @@ class Attempt:
 
         Opened first: an attempt that cannot read leaves no entry.
         """
-        payload_of: dict[int | None, bytes] = {None: self.run.input or b""}
+        payload_of: dict[int | None, bytes] = {None: self.run.input}
         for reread in range(_REREADS_MAX + 1):
             if any(entry.attempt > self._claim.attempt for entry in self._entries):
                 # We were frozen between claiming and reading. A later attempt has the run, and no number would stop us.
@@ -419,7 +419,9 @@ class Attempt:
         return self._store.clock.now()
 
     async def _hold(self, hold: Hold) -> State:
-        await self._store.runs.hold(self.run, hold.state, hold.reason, stop_known=self._stop is not None)
+        # Where the run cannot be read there may be a stop in it that cannot, and nothing would come of looking for it.
+        stop_known = self._stop is not None or bool(self.run.unreadable)
+        await self._store.runs.hold(self.run, hold.state, hold.reason, stop_known=stop_known)
         self.held_because = hold.reason
         return hold.state
 
@@ -770,10 +772,7 @@ def _put_away(call: Future[Any]) -> None:
 
 def _fits(what: str, size_bytes: int, limit_bytes: int) -> None:
     if size_bytes > limit_bytes:
-        raise NotJournalable(
-            f"{what} would be {size_bytes:,} bytes, the limit is {limit_bytes:,}; keep large data elsewhere and put "
-            "its reference into the context"
-        )
+        raise NotJournalable(f"{what} would be {over_limit(size_bytes, limit_bytes)}")
 
 
 def _milliseconds(at: datetime) -> datetime:

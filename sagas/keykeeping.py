@@ -35,10 +35,11 @@ from sagas.sealing import DataKey, RunSealer, Slot, keys_needed, place_of_payloa
 from sagas.tenancy import Reach, store_of
 from sagas_store import MongoStore
 from sagas_store.entries import Entry, Kind
+from sagas_store.errors import UnreadableRun, unreadable
 from sagas_store.journal import Resealed
 from sagas_store.keys import KeyRecord, KeyState, Purpose
+from sagas_store.records import RunRecord
 from sagas_store.resealing import ResealedField
-from sagas_store.runs import RunRecord
 from sagas_store.states import HELD, OPEN, SETTLED, State
 from sagas_store.tenants import TenantDatabases
 
@@ -304,7 +305,10 @@ class KeyKeeper:
         """Seal one run anew. Returns why it still needs an older key, or None."""
         for _ in range(_ROUNDS):
             # The run first: what happens to it after this is seen when its keys are taken away.
-            run = await self._store.runs.get(run_id)
+            try:
+                run = await self._store.runs.get(run_id, with_input=True)
+            except UnreadableRun as newer:
+                return unreadable(newer.fields)
             if run is None or not work.older.intersection(run.keys):
                 return None
             if run.state is State.RUNNING:

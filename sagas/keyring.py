@@ -61,7 +61,7 @@ from sagas_store import MongoStore
 from sagas_store.errors import KeyIdTaken
 from sagas_store.keys import KeyRecord, Keys, KeyState, NewKey, Purpose
 from sagas_store.numbers import check_duration
-from sagas_store.runs import RunRecord
+from sagas_store.records import RunRecord
 
 __all__ = [
     "DEFAULT_MAX_AGE",

@@ -41,7 +41,7 @@ from sagas.tenancy import Reach, store_of
 from sagas_store import MongoStore
 from sagas_store.entries import Entry, Kind
 from sagas_store.errors import RunExists, WrongState
-from sagas_store.runs import HeldGroup, NewRun, RunFilter, RunRecord
+from sagas_store.records import HeldGroup, NewRun, RunFilter, RunRecord
 from sagas_store.states import HELD, SETTLED, State
 from sagas_store.tenants import TenantDatabases
 
@@ -152,8 +152,7 @@ class Operator:
             raise OperatorRefused(
                 run_id, run.state, "it has not begun yet, so there is no wait for a retry to cut short"
             )
-        if run.due_at is not None and run.due_at <= self._store.clock.now():
-            raise OperatorRefused(run_id, run.state, "it is due already: the next free worker takes it")
+        self._refuse_due(run)
         await self._move_on(run, Kind.RETRIED_NOW, by, reason)
 
     async def restart_as_new(self, run_id: str, *, by: str, reason: str) -> str:
@@ -165,7 +164,7 @@ class Operator:
         new one has as long from its own start as the old one had.
         """
         check_words(by, reason)
-        run = await self._read(run_id)
+        run = await self._read(run_id, with_input=True)
         if run.state not in _RESTARTABLE:
             raise OperatorRefused(run_id, run.state, _not_undone(run))
         if is_plain(run.fingerprint) and run.attempts > 0:
@@ -174,7 +173,7 @@ class Operator:
         new_id = restart_id_of(run_id)
         sealer = await self._keys.sealer(run.tenant, new_id)
         before = await self._keys.opener(run.tenant, run_id, [run.input])
-        payload = before.open(Slot.INPUT, 0, run.input or b"")
+        payload = before.open(Slot.INPUT, 0, run.input)
         with contextlib.suppress(RunExists):  # restarted before
             await self._store.runs.insert(
                 NewRun(
@@ -272,9 +271,9 @@ class Operator:
         """Raise unless the run is blocked, and could go on: its newest context opens, the next one could be sealed."""
         if run.state is not State.QUARANTINED and not (run.state is State.PENDING and run.blocked is not None):
             raise OperatorRefused(run.run_id, run.state, "it is not held because of its key")
-        if run.due_at is not None and run.due_at <= self._store.clock.now():
-            raise OperatorRefused(run.run_id, run.state, "it is due already: the next free worker takes it")
-        seq, stored = await self._store.journal.last_context(run.run_id) or (None, run.input or b"")
+        self._refuse_due(run)
+        newest = await self._store.journal.last_context(run.run_id)
+        seq, stored = newest or (None, (await self._read(run.run_id, with_input=True)).input)
         sealer = await sealer_of(self._keys, run, stored, claim_round=together)
         sealer.open(*place_of_newest_context(seq), stored)
 
@@ -392,8 +391,12 @@ class Operator:
 
     # ---------------------------------------------------------------- shared
 
-    async def _read(self, run_id: str) -> RunRecord:
-        return await read_run(self._store, self._reach, run_id)
+    async def _read(self, run_id: str, *, with_input: bool = False) -> RunRecord:
+        return await read_run(self._store, self._reach, run_id, with_input=with_input)
+
+    def _refuse_due(self, run: RunRecord) -> None:
+        if run.due_at is not None and run.due_at <= self._store.clock.now():
+            raise OperatorRefused(run.run_id, run.state, "it is due already: the next free worker takes it")
 
     async def _move_on(
         self, run: RunRecord, kind: Kind, by: str, reason: str, *, step: str | None = None, payload: bytes | None = None

@@ -31,7 +31,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from sagas.clock import RandomBytes, random_bytes
 from sagas.errors import KeyUnavailable, NoKeyring, Tampered, Unreadable
-from sagas_store.entries import Kind
+from sagas_store.entries import OF_ERRORS, Kind
 
 __all__ = [
     "KEY_BYTES",
@@ -158,12 +158,9 @@ class Sealer(Opener, Protocol):
         """What to store of the payload. Sealing the same again gives other bytes."""
 
 
-_OF_ERRORS: Final = frozenset(kind for kind in Kind if kind.endswith(("_failed", "_retry_scheduled")))
-
-
 def place_of_payload(kind: Kind, seq: int) -> tuple[Slot, int]:
     """Where the payload of a journal's entry belongs."""
-    return (Slot.ERROR if kind in _OF_ERRORS else Slot.CONTEXT), seq
+    return (Slot.ERROR if kind in OF_ERRORS else Slot.CONTEXT), seq
 
 
 def place_of_newest_context(seq: int | None) -> tuple[Slot, int]:

@@ -16,7 +16,7 @@ from sagas.definition import Fate, StepKind, is_plain, kinds_of
 from sagas.errors import InvalidInput, JournalMisfit
 from sagas.texts import check_utf8
 from sagas_store.entries import Cause, Entry
-from sagas_store.runs import RunRecord
+from sagas_store.records import RunRecord
 from sagas_store.states import HELD, SETTLED, Decision, Phase, State
 
 __all__ = [
@@ -165,7 +165,7 @@ def preview(run: RunRecord, journal: list[Entry]) -> StopPreview:
     outcome, why = _would(run, progress)
     if outcome is not StopOutcome.WILL_BE_UNDONE or progress is None:
         return StopPreview(run.run_id, outcome, why, (), None, run.state)
-    begun = (progress.begun or "") if progress.last_attempt else f"step:{next(iter(kinds))}"
+    begun = progress.begun or ""
     in_hand = begun.removeprefix("step:") if begun.startswith("step:") and run.state is State.RUNNING else None
     undo = (
         []

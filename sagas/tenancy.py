@@ -7,7 +7,7 @@ from typing import Final
 from sagas.errors import InvalidInput
 from sagas.texts import check_utf8
 from sagas_store import MongoStore
-from sagas_store.runs import RunRecord
+from sagas_store.records import RunRecord
 from sagas_store.tenants import TenantDatabases
 
 __all__ = ["Reach", "check_tenant", "store_of"]

@@ -30,7 +30,7 @@ from sagas.limits import Limits
 from sagas.log import get_logger
 from sagas_store import MongoStore
 from sagas_store.numbers import check_count, check_duration
-from sagas_store.runs import RunRecord
+from sagas_store.records import RunRecord
 
 __all__ = ["WORKER_NAME_MAX", "Worker", "WorkerOptions", "draining_on_signals", "served", "worker_name"]
 
@@ -135,7 +135,6 @@ class Worker:
         executor = Executor(
             self._store,
             self._sagas,
-            worker=self.name,
             resources=self._resources,
             threads=pool,
             thread_count=self.options.threads,

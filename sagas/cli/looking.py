@@ -14,7 +14,7 @@ from sagas.cli.printing import DONE, harmless, one_line, plain, table, time, to_
 from sagas.cli.words import Commands, Parser, run_words
 from sagas.client import Client, JournalLine, RunInfo
 from sagas.operator import Operator
-from sagas_store.runs import HeldGroup
+from sagas_store.records import HeldGroup
 from sagas_store.states import HELD, OPEN, SETTLED, State
 
 __all__ = ["add"]

@@ -5,17 +5,12 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from datetime import timedelta
-from typing import Final
 
 from sagas.cli.printing import DONE, REFUSED
 from sagas.cli.words import Commands, Parser
 from sagas_store.connect import connected
 
 __all__ = ["add"]
-
-_BUILDING: Final = timedelta(minutes=30)
-"""How long the server may take for an index of a large collection, once it is known to be there."""
 
 
 def add(commands: Commands, database: Parser) -> None:
@@ -27,10 +22,7 @@ def add(commands: Commands, database: Parser) -> None:
 
 async def _schema(options: argparse.Namespace) -> int:
     async with connected(options.uri, options.database) as store:
-        done = await store.schema.plan()
-    if done and options.verb == "apply":
-        async with connected(options.uri, options.database, patience=_BUILDING) as store:
-            done = await store.schema.apply()
+        done = await (store.schema.apply() if options.verb == "apply" else store.schema.plan())
     for line in done:
         print(json.dumps({"step": line}) if options.json else line)
     if options.verb == "check" and done:

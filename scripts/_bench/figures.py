@@ -15,7 +15,7 @@ import psutil
 
 from sagas import Client, Start
 from sagas.clock import new_token
-from sagas_store.runs import RunRecord
+from sagas_store.records import RunRecord
 from sagas_store.states import SETTLED, State
 from scripts._bench.child import Child, children
 from scripts._bench.plan import Plan

@@ -1,7 +1,7 @@
 """The committed form of the schema.
 
-python -m sagas_store schema             write the files below the folder `schema`
-python -m sagas_store schema --check     exit 1 and print the difference where they are out of date
+python -m sagas_store             write the files below the folder `schema`
+python -m sagas_store --check     exit 1 and print the difference where they are out of date
 """
 
 from __future__ import annotations

@@ -13,7 +13,8 @@ from typing import Final
 
 from sagas_store.drivers import Collection, Document
 from sagas_store.faults import Patience
-from sagas_store.runs import PAGE_ORDER, RunFilter, RunPosition, page_filter
+from sagas_store.records import RunFilter, RunPosition
+from sagas_store.runs import PAGE_ORDER, page_filter
 from sagas_store.states import State
 
 __all__ = ["BlockedRuns"]

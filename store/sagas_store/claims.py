@@ -16,9 +16,10 @@ from typing import Final
 
 from sagas_store.clock import monotonic
 from sagas_store.drivers import Collection, Document
-from sagas_store.errors import StoreError
+from sagas_store.errors import StoreError, StoreRefused
 from sagas_store.faults import Patience
-from sagas_store.runs import RunRecord, from_now, record_of
+from sagas_store.records import RunRecord, readable_part
+from sagas_store.runs import from_now
 from sagas_store.states import State, origins_of
 
 __all__ = ["CLAIM_INDEX", "TURN_INDEX", "Claims", "due_filter", "next_due_filter", "turn_filter"]
@@ -234,12 +235,16 @@ class Claims:
         return found
 
     async def _stamp(self, run_ids: list[str], token: str, worker: str, lease: timedelta) -> list[RunRecord]:
+        """Those of the runs that are ours now; one that this version cannot read, as far as it can.
+
+        Raises StoreRefused, which names a run, where nothing else was due.
+        """
         ours = {"_id": {"$in": run_ids}, "claim.token": token}
 
-        async def stamp() -> int:
+        async def stamp(candidates: list[str]) -> int:
             done = await self._collection.update_many(
                 {
-                    "_id": {"$in": run_ids},
+                    "_id": {"$in": candidates},
                     "state": {"$in": _CLAIMABLE},
                     # By the server's clock at the moment of writing: what another worker just leased is no longer due.
                     "$expr": {"$lte": ["$due_at", "$$NOW"]},
@@ -263,13 +268,24 @@ class Claims:
             return done.matched_count
 
         # Repeated after a lost reply it matches nothing: what we stamped is no longer due. The token still finds it.
-        await self._patience.call("claim", stamp)
+        refused: StoreRefused | None = None
+        try:
+            await self._patience.call("claim", functools.partial(stamp, run_ids))
+        except StoreRefused:
+            # One of them is damaged, and its validator lets nobody write to it: the others wait for nothing.
+            for run_id in run_ids:
+                try:
+                    await self._patience.call(f"claim run {run_id}", functools.partial(stamp, [run_id]))
+                except StoreRefused as error:
+                    refused = error
 
         async def read_back() -> list[Document]:
             return await self._collection.find(ours).to_list(None)
 
         found = {one["_id"]: one for one in await self._patience.call("read claimed runs", read_back)}
-        return [record_of(found[run_id]) for run_id in run_ids if run_id in found]
+        if refused is not None and not found:
+            raise refused
+        return [readable_part(found[run_id]) for run_id in run_ids if run_id in found]
 
     async def next_due_at(self, definitions: Sequence[tuple[str, int]]) -> datetime | None:
         """When the next run of these definitions is due (it may be in the past), or None when none ever is."""

@@ -1,4 +1,4 @@
-"""The server's clock, as a client can know it.
+"""The server's clock, as a client can know it; and where this side's own readings and random tokens come from.
 
 Lease and due times are the server's (`$$NOW` inside the update that writes them). Where a time must be known on this
 side (an entry's `at`, a start's `due_at`, a deadline's comparison) it is the server's last reading plus what this
@@ -7,12 +7,13 @@ process's monotonic clock has counted since. This process's wall clock is never 
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
-__all__ = ["EPOCH", "Monotonic", "ServerClock", "monotonic"]
+__all__ = ["EPOCH", "Monotonic", "ServerClock", "monotonic", "new_token"]
 
 Monotonic = Callable[[], float]
 """Seconds since some fixed moment, never going back."""
@@ -26,6 +27,11 @@ _READING_VALID_S: Final = 60.0
 def monotonic() -> float:
     """The real monotonic clock. The only place that reads it; everybody else takes a `Monotonic` as an argument."""
     return time.monotonic()
+
+
+def new_token() -> str:
+    """128 random bits, as 32 hex digits: unique without asking anybody."""
+    return secrets.token_hex(16)
 
 
 class ServerClock:

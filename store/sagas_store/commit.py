@@ -6,7 +6,8 @@ form only while a commit is in flight, and there is no timer. Durability is what
 when the majority has acknowledged the caller's own write.
 
 One write's fate is its own. Whoever flushes a batch gives each item its result or its error, and a submitter that is
-cancelled leaves the batch untouched.
+cancelled leaves the batch untouched. An item that is not settled when its batch is over goes on by itself (`Alone`), so
+that it keeps neither its neighbours waiting nor the place of a batch.
 """
 
 from __future__ import annotations
@@ -21,12 +22,20 @@ from typing import Final, Generic, TypeVar
 
 from sagas_store.numbers import check_count
 
-__all__ = ["ONE_BY_ONE", "Batching", "CommitLoop"]
+__all__ = ["ONE_BY_ONE", "Alone", "Batching", "CommitLoop"]
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
-Flush = Callable[[Sequence[Item]], Awaitable[Sequence[Result | BaseException]]]
+
+@dataclass(frozen=True, slots=True)
+class Alone(Generic[Result]):
+    """In the place of a result: what this one item comes to is not known yet, and its batch is over."""
+
+    go_on: Callable[[], Awaitable[Result]]
+
+
+Flush = Callable[[Sequence[Item]], Awaitable[Sequence[Result | BaseException | Alone[Result]]]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +70,7 @@ class CommitLoop(Generic[Item, Result]):
     ) -> None:
         """`flush` writes a batch and returns one result or error per item, in order; what it raises itself, all get.
 
-        Each gets an object of its own.
+        Each gets an object of its own. `Alone` stands for what goes on by itself.
         """
         self._flush = flush
         self._in_flight_max = batching.in_flight_max
@@ -70,6 +79,7 @@ class CommitLoop(Generic[Item, Result]):
         self._size_of = size_of
         self._waiting: deque[tuple[Item, asyncio.Future[Result]]] = deque()
         self._under_way: set[asyncio.Task[None]] = set()
+        self._alone: set[asyncio.Task[None]] = set()
         self._scheduled = False
 
     def submit(self, item: Item) -> asyncio.Future[Result]:
@@ -106,7 +116,7 @@ class CommitLoop(Generic[Item, Result]):
         return batch
 
     async def _commit(self, batch: list[tuple[Item, asyncio.Future[Result]]]) -> None:
-        results: Sequence[Result | BaseException]
+        results: Sequence[Result | BaseException | Alone[Result]]
         try:
             results = await self._flush([item for item, _ in batch])
         except (KeyboardInterrupt, SystemExit, asyncio.CancelledError):
@@ -117,14 +127,34 @@ class CommitLoop(Generic[Item, Result]):
             results = [_twin(error) for _ in batch]
         self._settle(batch, results)
 
-    @staticmethod
-    def _settle(batch: list[tuple[Item, asyncio.Future[Result]]], results: Sequence[Result | BaseException]) -> None:
+    def _settle(
+        self,
+        batch: list[tuple[Item, asyncio.Future[Result]]],
+        results: Sequence[Result | BaseException | Alone[Result]],
+    ) -> None:
         for (_, future), result in zip(batch, results, strict=True):
-            if future.done():
+            if isinstance(result, Alone):  # also where its submitter was cancelled
+                task = asyncio.create_task(self._go_on(future, result), context=contextvars.Context())
+                self._alone.add(task)
+                task.add_done_callback(self._alone.discard)
+            elif future.done():
                 continue  # whoever submitted it was cancelled; the write stands all the same
-            if isinstance(result, BaseException):
+            elif isinstance(result, BaseException):
                 future.set_exception(result)
             else:
+                future.set_result(result)
+
+    async def _go_on(self, future: asyncio.Future[Result], alone: Alone[Result]) -> None:
+        try:
+            result = await alone.go_on()
+        except (KeyboardInterrupt, SystemExit, asyncio.CancelledError):
+            future.cancel()
+            raise
+        except BaseException as error:  # its submitter gets it
+            if not future.done():
+                future.set_exception(error)
+        else:
+            if not future.done():
                 future.set_result(result)
 
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from datetime import datetime
 from enum import StrEnum
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from sagas_store.states import State
 
-__all__ = ["Cause", "Entry", "Kind"]
+__all__ = ["OF_ERRORS", "Cause", "Entry", "Kind"]
 
 
 class Kind(StrEnum):
@@ -35,7 +35,7 @@ class Kind(StrEnum):
     COMPENSATION_FAILED = "compensation_failed"
 
     INTERRUPTED = "interrupted"
-    """The worker was told to drain and broke off the step in hand: no outcome is known, and no try is counted."""
+    """A drain, a stop or the deadline broke the step in hand off: no outcome is known, and no try is counted."""
     ROLLBACK_BEGUN = "rollback_begun"
     """From here on no path leads forward; `cause` and `step` say why and from where."""
     STOP_REFUSED = "stop_refused"
@@ -55,6 +55,10 @@ class Kind(StrEnum):
 
     UNKNOWN = "unknown"
     """Never stored: an entry that this version cannot read, by a newer one or damaged. Its run is held."""
+
+
+OF_ERRORS: Final = frozenset(kind for kind in Kind if kind.endswith(("_failed", "_retry_scheduled")))
+"""Kinds whose payload is an error."""
 
 
 class Cause(StrEnum):

@@ -8,6 +8,7 @@
         ├── StopFirst             a stop was recorded that the holder does not know of: look at it first
         ├── WrongState            the run is no longer in the state that the move starts from
         ├── RunExists             a run with this id is there already: compare it with what you meant to start
+        ├── UnreadableRun         a newer version has written the run, or it is damaged: use the newer version
         ├── KeyIdTaken            another data key has this id: draw another one
         ├── RecordTooLarge        more bytes than one document may hold: make the payload smaller
         ├── UnsafeServer          the server cannot keep the store's promises: change the server, the reason is named
@@ -39,8 +40,10 @@ __all__ = [
     "StoreError",
     "StoreRefused",
     "StoreUnavailable",
+    "UnreadableRun",
     "UnsafeServer",
     "WrongState",
+    "unreadable",
 ]
 
 
@@ -105,6 +108,20 @@ class RunExists(StoreError):
     def __init__(self, run_id: str) -> None:
         super().__init__(f"run {run_id}: exists already")
         self.run_id = run_id
+
+
+class UnreadableRun(StoreError):
+    """A run's document has what this version cannot read: by a newer one, or damaged. `fields` says where."""
+
+    def __init__(self, run_id: str, fields: Sequence[str]) -> None:
+        super().__init__(f"run {run_id}: {unreadable(fields)}; use the newer version")
+        self.run_id = run_id
+        self.fields = tuple(fields)
+
+
+def unreadable(fields: Sequence[str]) -> str:
+    """What is wrong with a run that has these fields, in words without their values."""
+    return f"this version cannot read its {', '.join(fields)}: a newer one has written it, or it is damaged"
 
 
 class KeyIdTaken(StoreError):

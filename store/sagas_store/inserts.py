@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from enum import Enum, auto
 from typing import Any, Final
 
 from pymongo import errors
 
+from sagas_store.commit import Alone
 from sagas_store.drivers import Collection, Document
+from sagas_store.errors import StoreError
+from sagas_store.faults import Patience
 
-__all__ = ["PAYLOAD_BYTES_MAX", "InsertTogether", "Inserted"]
+__all__ = ["PAYLOAD_BYTES_MAX", "InsertTogether", "Inserted", "insert_together"]
 
 PAYLOAD_BYTES_MAX: Final = 15 * 1024 * 1024
 """MongoDB's limit is 16 MiB for a whole document; the rest is room for the claim, the stop and the state to come."""
@@ -29,6 +33,38 @@ class Inserted(Enum):
     TOO_LARGE = auto()
     REFUSED = auto()
     """It does not fit the collection's validator."""
+    OPEN = auto()
+    """Not known yet."""
+
+
+async def insert_together(
+    patience: Patience,
+    operation: str,
+    collection: Collection,
+    documents: Sequence[Document],
+    error_of: Callable[[int, Inserted], StoreError],
+) -> list[StoreError | Alone[None] | None]:
+    """Make these documents durable and say what came of each: None where it is there, `error_of(place, what)` if not.
+
+    What one try as a batch has not settled, although the server answers, goes on by itself, with a patience of its
+    own: an open transaction may hold one key for a minute, and the server tries what comes after it in the batch no
+    sooner. Raises StoreUnavailable, StoreRefused: nothing is known of any then.
+    """
+
+    async def alone(place: int) -> None:
+        (outcome,) = await patience.call(operation, InsertTogether(collection, [documents[place]], alone=True))
+        if outcome is not Inserted.YES:
+            raise error_of(place, outcome)
+
+    fates: list[StoreError | Alone[None] | None] = []
+    for place, outcome in enumerate(await patience.call(operation, InsertTogether(collection, documents))):
+        if outcome is Inserted.YES:
+            fates.append(None)
+        elif outcome is Inserted.OPEN:
+            fates.append(Alone(functools.partial(alone, place)))
+        else:
+            fates.append(error_of(place, outcome))
+    return fates
 
 
 class InsertTogether:
@@ -38,54 +74,71 @@ class InsertTogether:
     lost. Documents without a token can only be told apart by their key.
     """
 
-    def __init__(self, collection: Collection, documents: Sequence[Document]) -> None:
+    def __init__(self, collection: Collection, documents: Sequence[Document], *, alone: bool = False) -> None:
+        """With `alone` its one document has no neighbours left, and is tried until its fate is known."""
         self._collection = collection
         self._documents = documents
-        self._fates: list[Inserted | None] = [Inserted.TOO_LARGE if _too_large(one) else None for one in documents]
+        self._alone = alone
+        self._fates = [Inserted.TOO_LARGE if _too_large(one) else Inserted.OPEN for one in documents]
 
     async def __call__(self) -> list[Inserted]:
-        """Try once; what is settled already is not sent again. Raises driver errors that are worth a repeat."""
-        while open_ := [index for index, fate in enumerate(self._fates) if fate is None]:
-            documents = [self._documents[index] for index in open_]
-            try:
-                if len(documents) == 1:
-                    await self._collection.insert_one(documents[0])
-                else:
-                    await self._collection.insert_many(documents, ordered=False)
-            except errors.DuplicateKeyError:
-                await self._found(open_)
-            except errors.WriteError as error:
-                if error.code != _INVALID:
-                    raise
-                self._fates[open_[0]] = Inserted.REFUSED
-            except errors.BulkWriteError as error:
-                await self._sort(open_, error)
-            else:
-                for index in open_:
-                    self._fates[index] = Inserted.YES
-        return [fate for fate in self._fates if fate is not None]
+        """Try once; what is settled already is not sent again. Raises driver errors that are worth a repeat.
+
+        What is OPEN in the end is to be tried alone.
+        """
+        open_ = [place for place, fate in enumerate(self._fates) if fate is Inserted.OPEN]
+        try:
+            if len(open_) == 1:
+                await self._insert_one(open_[0])
+            elif open_:
+                await self._insert_many(open_)
+        except (errors.ExecutionTimeout, errors.NetworkTimeout):
+            # The server took too long. What keeps it waiting may be one of these, and would the next time too.
+            if self._alone:
+                raise
+        return self._fates
+
+    async def _insert_one(self, place: int) -> None:
+        try:
+            await self._collection.insert_one(self._documents[place])
+        except errors.DuplicateKeyError:
+            await self._found([place])
+        except errors.WriteError as error:
+            if error.code == _INVALID:
+                self._fates[place] = Inserted.REFUSED
+            elif self._alone:
+                raise
+        else:
+            self._fates[place] = Inserted.YES
+
+    async def _insert_many(self, open_: list[int]) -> None:
+        try:
+            await self._collection.insert_many([self._documents[place] for place in open_], ordered=False)
+        except errors.BulkWriteError as error:
+            await self._sort(open_, error)
+        else:
+            for place in open_:
+                self._fates[place] = Inserted.YES
 
     async def _sort(self, open_: list[int], error: errors.BulkWriteError) -> None:
         failed: dict[int, int] = {open_[one["index"]]: one["code"] for one in error.details.get("writeErrors", ())}
         if error.details.get("writeConcernErrors"):
             raise error  # nothing of the batch is known to be durable; a repeat finds what is there
-        for index in open_:
-            if index not in failed:
-                self._fates[index] = Inserted.YES
-        await self._found([index for index, code in failed.items() if code == _DUPLICATE])
-        for index, code in failed.items():
+        for place in open_:
+            if place not in failed:
+                self._fates[place] = Inserted.YES
+        for place, code in failed.items():
             if code == _INVALID:
-                self._fates[index] = Inserted.REFUSED
+                self._fates[place] = Inserted.REFUSED
             elif code in _TOO_LARGE:
-                self._fates[index] = Inserted.TOO_LARGE
-            elif code != _DUPLICATE:
-                raise error
+                self._fates[place] = Inserted.TOO_LARGE
+        await self._found([place for place, code in failed.items() if code == _DUPLICATE])
 
-    async def _found(self, indexes: list[int]) -> None:
+    async def _found(self, places: list[int]) -> None:
         """Their keys exist: tell our own work from another's."""
-        if not indexes:
+        if not places:
             return
-        keys = [self._documents[index]["_id"] for index in indexes]
+        keys = [self._documents[place]["_id"] for place in places]
         # A majority read: what stands on the primary alone can vanish with it. Not yet visible means "ask again", and
         # the repeat inserts it anew should it have been rolled back.
         documents: list[Document]
@@ -95,12 +148,14 @@ class InsertTogether:
         else:
             documents = await self._collection.find({"_id": {"$in": keys}}, {"token": 1}).to_list(None)
         found: dict[Any, Any] = {_hashable(one["_id"]): one.get("token") for one in documents}
-        for index, key in zip(indexes, map(_hashable, keys), strict=True):
+        for place, key in zip(places, map(_hashable, keys), strict=True):
             if key not in found:
-                raise errors.AutoReconnect("a document with this key exists and is not yet on a majority")
-            token = self._documents[index].get("token")
+                if self._alone:
+                    raise errors.AutoReconnect("a document with this key exists and is not yet on a majority")
+                continue
+            token = self._documents[place].get("token")
             ours = token is not None and found[key] == token
-            self._fates[index] = Inserted.YES if ours else Inserted.TAKEN
+            self._fates[place] = Inserted.YES if ours else Inserted.TAKEN
 
 
 def _hashable(key: Any) -> Any:

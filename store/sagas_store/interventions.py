@@ -11,7 +11,6 @@ both stand or neither, and of two operators, or an operator and a worker, one is
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from datetime import timedelta
 from typing import Final
 
 from pymongo import errors
@@ -22,7 +21,8 @@ from sagas_store.entries import Entry
 from sagas_store.errors import StoreRefused, WrongState
 from sagas_store.faults import Patience, describe
 from sagas_store.journal import Journal
-from sagas_store.runs import RunRecord, Runs, with_key
+from sagas_store.records import RunRecord
+from sagas_store.runs import Runs, with_key
 from sagas_store.states import HELD, OPEN, Decision, Phase, State, check_move
 
 __all__ = ["Interventions"]
@@ -106,10 +106,9 @@ class Interventions:
         entry_at: Callable[[int], Entry],
         *,
         key_id: str | None = None,
-        due_in: timedelta = timedelta(0),
         in_place: bool = False,
     ) -> Entry:
-        """Make a run that no worker holds claimable at server time + `due_in`, with an entry in its journal.
+        """Make a run that no worker holds claimable now, with an entry in its journal.
 
         With `in_place` it is due since it was created, so it goes before what was started after it.
 
@@ -127,14 +126,11 @@ class Interventions:
         if run.state is State.PENDING:
             # It is pending before and after, so the state does not tell whether somebody else has cut its wait short.
             unchanged["$expr"] = {"$gt": ["$due_at", "$$NOW"]}
-        due_at: Document = {"$add": ["$$NOW", int(due_in / timedelta(milliseconds=1))]}
-        if in_place:
-            due_at = {"$min": ["$created_at", "$$NOW"]}
         pipeline: list[Document] = [
             {
                 "$set": {
                     "state": State.PENDING,
-                    "due_at": due_at,
+                    "due_at": {"$min": ["$created_at", "$$NOW"]} if in_place else "$$NOW",
                     # With an entry in the journal the next attempt is not a first one, which would read none.
                     "attempts": {"$max": ["$attempts", 1]},
                     "keys": with_key(key_id) if key_id is not None else "$keys",

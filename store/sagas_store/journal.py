@@ -15,12 +15,12 @@ from pymongo import UpdateOne, errors
 from pymongo.asynchronous.client_session import AsyncClientSession
 
 from sagas_store.clock import EPOCH
-from sagas_store.commit import Batching, CommitLoop
+from sagas_store.commit import Alone, Batching, CommitLoop
 from sagas_store.drivers import Collection, Document
 from sagas_store.entries import Cause, Entry, Kind
-from sagas_store.errors import FenceLost, RecordTooLarge, StoreRefused
+from sagas_store.errors import FenceLost, RecordTooLarge, StoreError, StoreRefused
 from sagas_store.faults import Patience
-from sagas_store.inserts import Inserted, InsertTogether
+from sagas_store.inserts import Inserted, insert_together
 from sagas_store.states import State
 
 __all__ = ["JOURNAL_SPEC_NAME", "Journal", "Resealed"]
@@ -63,25 +63,19 @@ class Journal:
         """
         await self._appends.submit(entry)
 
-    async def _append_together(self, entries: Sequence[Entry]) -> Sequence[BaseException | None]:
+    async def _append_together(self, entries: Sequence[Entry]) -> Sequence[StoreError | Alone[None] | None]:
         """One unordered insert; each entry has its own fate."""
-        outcomes = await self._patience.call(
-            "append", InsertTogether(self._collection, [_to_document(e) for e in entries])
-        )
-        fates: list[BaseException | None] = []
-        for entry, outcome in zip(entries, outcomes, strict=True):
-            match outcome:
-                case Inserted.YES:
-                    fates.append(None)
-                case Inserted.TAKEN:
-                    fates.append(FenceLost(entry.run_id, f"entry {entry.seq}"))
-                case Inserted.TOO_LARGE:
-                    fates.append(RecordTooLarge(entry.run_id, f"entry {entry.seq}"))
-                case Inserted.REFUSED:
-                    fates.append(
-                        StoreRefused(f"append entry {entry.seq} of run {entry.run_id}", "it does not fit the schema")
-                    )
-        return fates
+
+        def error_of(place: int, outcome: Inserted) -> StoreError:
+            entry = entries[place]
+            if outcome is Inserted.TAKEN:
+                return FenceLost(entry.run_id, f"entry {entry.seq}")
+            if outcome is Inserted.TOO_LARGE:
+                return RecordTooLarge(entry.run_id, f"entry {entry.seq}")
+            return StoreRefused(f"append entry {entry.seq} of run {entry.run_id}", "it does not fit the schema")
+
+        documents = [_to_document(entry) for entry in entries]
+        return await insert_together(self._patience, "append", self._collection, documents, error_of)
 
     async def append_in(self, session: AsyncClientSession, entry: Entry) -> None:
         """Write `entry` as part of the caller's transaction; it counts when, and only if, that commits.

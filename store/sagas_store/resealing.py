@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Final
 
 from pymongo import UpdateOne, errors
 
@@ -20,13 +19,11 @@ from sagas_store.drivers import Collection, Document, Driver
 from sagas_store.errors import StoreRefused
 from sagas_store.faults import Patience, describe, is_worth_committing_again
 from sagas_store.journal import Journal, Resealed
-from sagas_store.runs import RunRecord, with_key
+from sagas_store.records import RunRecord
+from sagas_store.runs import with_key
 from sagas_store.states import State
 
 __all__ = ["ResealedField", "Resealing"]
-
-FIELDS: Final = ("input", "sealed_key", "started_reason", "stop.reason")
-"""Where a run's own document holds payloads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +31,7 @@ class ResealedField:
     """One payload in a run's own document."""
 
     name: str
-    """One of `FIELDS`."""
+    """Where in the document; `stop.reason` reaches inside."""
     old: bytes = field(repr=False)
     new: bytes = field(repr=False)
 

@@ -3,202 +3,51 @@
 Every write by a run's holder carries the claim token in its filter, so a holder that lost its lease changes nothing and
 is told so by FenceLost. Every write that changes the state also names the states it may come from, derived from the
 state table. All of them are safe to repeat after a lost reply.
+
+Longer than most modules: who asks a question of this collection finds it here and nowhere else, and a holder's writes
+are worded so that those of many runs can go together. What is asked about and answered with is in `records`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Any, Final
 
-from bson import ObjectId
 from pymongo import UpdateMany, errors
 from pymongo.asynchronous.client_session import AsyncClientSession
 
-from sagas_store.commit import Batching, CommitLoop
+from sagas_store.commit import Alone, Batching, CommitLoop
 from sagas_store.drivers import Collection, Document
 from sagas_store.errors import FenceLost, RecordTooLarge, RunExists, StopFirst, StoreError, StoreRefused
 from sagas_store.faults import Patience
-from sagas_store.inserts import Inserted, InsertTogether
-from sagas_store.states import Decision, Phase, State, check_move
+from sagas_store.inserts import Inserted, insert_together
+from sagas_store.records import (
+    Blocked,
+    Claim,
+    HeldGroup,
+    NewRun,
+    Renewal,
+    RunFilter,
+    RunPosition,
+    RunRecord,
+    new_document,
+    readable_part,
+    record_of,
+    state_of,
+)
+from sagas_store.states import Phase, State, check_move
 
-__all__ = [
-    "RUNS_SPEC_NAME",
-    "Blocked",
-    "Claim",
-    "Held",
-    "HeldGroup",
-    "NewRun",
-    "Renewal",
-    "RunFilter",
-    "RunPosition",
-    "RunRecord",
-    "Runs",
-    "Stop",
-    "with_key",
-]
+__all__ = ["PAGE_ORDER", "RUNS_SPEC_NAME", "Runs", "from_now", "page_filter", "with_key"]
 
 RUNS_SPEC_NAME: Final = "runs"
 _COUNTED_TOGETHER: Final = 2_000
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NewRun:
-    """What a run is started with."""
-
-    run_id: str
-    saga: str
-    version: int
-    fingerprint: str
-    input: bytes
-    created_at: datetime
-    due_at: datetime
-    key: str | None = None
-    sealed_key: bytes | None = None
-    """The idempotency key, sealed, where it must not lie in the clear."""
-    tenant: str | None = None
-    keys: tuple[str, ...] = ()
-    """Ids of the data keys that its payloads are sealed with."""
-    deadline: datetime | None = None
-    restarted_from: str | None = None
-    """The run that this one was started from anew."""
-    started_by: str | None = None
-    started_reason: bytes | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Claim:
-    """The right to drive a run, proven by `token`; all runs claimed in one batch share it."""
-
-    token: str
-    worker: str
-    attempt: int
-    taken_from: State
-    """`pending`: fresh, parked or handed back. `running`: the lease of the attempt before had lapsed."""
-    at: datetime
-    """The server's clock when the claim was made."""
-
-
-@dataclass(frozen=True, slots=True)
-class Held:
-    """Why a run is held, in words without payloads, and since when."""
-
-    reason: str
-    since: datetime
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Blocked:
-    """Why the last claims of a run could not open its payloads. Gone with the next claim that can."""
-
-    count: int
-    """Claims that found the key lost. An operator's requeue keeps it."""
-    since: datetime
-    failure: str
-    why: str
-    """In words without payloads."""
-    key_id: str | None = None
-    denied_since: datetime | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Stop:
-    """A person's stop, and what was decided of it at the moment of pressing."""
-
-    decision: Decision
-    by: str
-    reason: bytes | None
-    """None where it could not be sealed when the stop was asked."""
-    asked_at: datetime
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunRecord:
-    """A run as the database has it. Times are the server's, aware UTC."""
-
-    run_id: str
-    saga: str
-    version: int
-    fingerprint: str
-    key: str | None
-    state: State
-    phase: Phase
-    attempts: int
-    created_at: datetime
-    due_at: datetime | None
-    settled_at: datetime | None
-    gate_passed_at: datetime | None
-    claim: Claim | None
-    """The claim it is held under, or the last one."""
-    held: Held | None
-    input: bytes | None
-    """None where the question did not ask for it."""
-    tenant: str | None = None
-    keys: tuple[str, ...] = ()
-    """Ids of the data keys that any of its payloads is sealed with."""
-    sealed_key: bytes | None = None
-    blocked: Blocked | None = None
-    stop: Stop | None = None
-    deadline: datetime | None = None
-    overdue: bool = False
-    """The deadline passed after the gate; the run goes on."""
-    restarted_from: str | None = None
-    started_by: str | None = None
-    started_reason: bytes | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Renewal:
-    """What a worker learns when it renews its leases."""
-
-    lost: frozenset[str]
-    """Runs that are no longer held under their token: stop working on those, write nothing."""
-    stopped: frozenset[str]
-    """Runs with a stop recorded, seen before or not."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunFilter:
-    """Which runs a list or a bulk verb means. The states are served by an index, the rest narrows what it finds."""
-
-    states: frozenset[State]
-    tenant: str | None = None
-    saga: str | None = None
-    key_prefix: str | None = None
-    created_before: datetime | None = None
-    stopped: bool | None = None
-    """Only runs with (or without) a stop recorded."""
-    blocked: bool | None = None
-    """Only runs whose last claim could not open them (or could)."""
-    tenanted: bool | None = None
-    """Only runs that have (or have not) a tenant."""
-    waiting: bool = False
-    """Only parked runs: they have begun, and the time of their retry has not come."""
-
-
-@dataclass(frozen=True, slots=True)
-class HeldGroup:
-    """Held or blocked runs that have something in common."""
-
-    state: State
-    tenant: str | None
-    key_id: str | None
-    failure: str | None
-    count: int
-    since: datetime
-    """Since when the first of them is held, or does not open."""
-
-
-@dataclass(frozen=True, slots=True)
-class RunPosition:
-    """A place in the list of runs, newest first: the page continues after it."""
-
-    created_at: datetime
-    run_id: str
+_NO_INPUT: Final = {"input": 0}
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,6 +91,12 @@ class Runs:
         self._starts: CommitLoop[NewRun, None] = CommitLoop(
             self._insert_together, batching, size_of=lambda run: len(run.input)
         )
+        self._many_starts: CommitLoop[NewRun, None] = CommitLoop(
+            functools.partial(self._insert_together, operation="start many"),
+            batching,
+            size_of=lambda run: len(run.input),
+        )
+        """Beside the other, so that nobody's single start waits behind a long list."""
         self._moves: CommitLoop[_Move, None] = CommitLoop(self._move_together, batching)
 
     # ---------------------------------------------------------------- starting
@@ -261,33 +116,34 @@ class Runs:
         if await self._collection.find_one({"_id": run.run_id}, {"_id": 1}, session=session) is not None:
             raise RunExists(run.run_id)
         try:
-            await self._collection.insert_one(_new_document(run), session=session)
+            await self._collection.insert_one(new_document(run), session=session)
         except errors.DuplicateKeyError as error:
             raise RunExists(run.run_id) from error
 
     async def insert_many(self, runs: Sequence[NewRun]) -> set[str]:
-        """Make many new runs durable in one write; returns the ids that existed before.
+        """Make any number of new runs durable, in as many writes as it takes; returns the ids that existed before.
 
-        Raises RecordTooLarge once the others are stored.
+        Raises RecordTooLarge, StoreUnavailable once the others are stored.
         """
-        fates = await self._insert_together(runs, "start many")
-        existing = {run.run_id for run, fate in zip(runs, fates, strict=True) if isinstance(fate, RunExists)}
+        fates = await asyncio.gather(*map(self._many_starts.submit, runs), return_exceptions=True)
         for fate in fates:
             if fate is not None and not isinstance(fate, RunExists):
                 raise fate
-        return existing
+        return {run.run_id for run, fate in zip(runs, fates, strict=True) if fate is not None}
 
-    async def _insert_together(self, runs: Sequence[NewRun], operation: str = "start") -> list[StoreError | None]:
-        outcomes = await self._patience.call(
-            operation, InsertTogether(self._collection, [_new_document(run) for run in runs])
-        )
-        fates: dict[Inserted, Callable[[str], StoreError | None]] = {
-            Inserted.YES: lambda _: None,
-            Inserted.TAKEN: RunExists,
-            Inserted.TOO_LARGE: lambda run_id: RecordTooLarge(run_id, "start"),
-            Inserted.REFUSED: lambda run_id: StoreRefused(f"start run {run_id}", "it does not fit the schema"),
-        }
-        return [fates[outcome](run.run_id) for run, outcome in zip(runs, outcomes, strict=True)]
+    async def _insert_together(
+        self, runs: Sequence[NewRun], operation: str = "start"
+    ) -> list[StoreError | Alone[None] | None]:
+        def error_of(place: int, outcome: Inserted) -> StoreError:
+            run_id = runs[place].run_id
+            if outcome is Inserted.TAKEN:
+                return RunExists(run_id)
+            if outcome is Inserted.TOO_LARGE:
+                return RecordTooLarge(run_id, "start")
+            return StoreRefused(f"start run {run_id}", "it does not fit the schema")
+
+        documents = [new_document(run) for run in runs]
+        return await insert_together(self._patience, operation, self._collection, documents, error_of)
 
     # ---------------------------------------------------------------- holding
 
@@ -498,20 +354,27 @@ class Runs:
 
     # ---------------------------------------------------------------- reading
 
-    async def get(self, run_id: str) -> RunRecord | None:
-        """The run as a majority has it, its input included."""
-        return (await self.get_many([run_id])).get(run_id)
+    async def get(self, run_id: str, *, with_input: bool = False) -> RunRecord | None:
+        """The run as a majority has it. Raises UnreadableRun."""
+        return (await self.get_many([run_id], with_input=with_input)).get(run_id)
 
-    async def get_many(self, run_ids: Sequence[str]) -> dict[str, RunRecord]:
-        """Runs by id, their inputs included; unknown ids are left out."""
+    async def get_many(self, run_ids: Sequence[str], *, with_input: bool = False) -> dict[str, RunRecord]:
+        """Runs by id; unknown ids are left out. Raises UnreadableRun.
+
+        An input may be as large as a document, so it is read for those alone who use it.
+        """
 
         async def read() -> list[Document]:
-            return await self._collection.find({"_id": {"$in": list(run_ids)}}).to_list(None)
+            projection = None if with_input else _NO_INPUT
+            return await self._collection.find({"_id": {"$in": list(run_ids)}}, projection).to_list(None)
 
         return {found["_id"]: record_of(found) for found in await self._patience.call("read runs", read)}
 
     async def get_in(self, session: AsyncClientSession, run_id: str) -> RunRecord | None:
-        """The run as the caller's transaction sees it. Driver errors pass through, as for `insert_in`."""
+        """The run as the caller's transaction sees it, with its input. Driver errors pass through, as for `insert_in`.
+
+        Raises UnreadableRun.
+        """
         found = await self._collection.find_one({"_id": run_id}, session=session)
         return record_of(found) if found is not None else None
 
@@ -534,14 +397,17 @@ class Runs:
         return [found["_id"] for found in await self._patience.call("read states", read)]
 
     async def page(self, chosen: RunFilter, *, after: RunPosition | None, limit: int) -> list[RunRecord]:
-        """The chosen runs, newest first, from `after` on, without their inputs."""
+        """The chosen runs, newest first, from `after` on, without their inputs.
+
+        One that this version cannot read is there as far as it can; so with `needing_key`.
+        """
 
         async def read() -> list[Document]:
             return await self._collection.find(
-                page_filter(chosen, after), {"input": 0}, sort=PAGE_ORDER, limit=limit
+                page_filter(chosen, after), _NO_INPUT, sort=PAGE_ORDER, limit=limit
             ).to_list(None)
 
-        return [record_of(found) for found in await self._patience.call("list runs", read)]
+        return [readable_part(found) for found in await self._patience.call("list runs", read)]
 
     async def needing_key(
         self, key_id: str, *, states: frozenset[State] | None = None, after: str = "", limit: int
@@ -553,10 +419,10 @@ class Runs:
 
         async def read() -> list[Document]:
             return await self._collection.find(
-                needing_key_filter(key_id, states, after), {"input": 0}, sort=[("_id", 1)], limit=limit
+                needing_key_filter(key_id, states, after), _NO_INPUT, sort=[("_id", 1)], limit=limit
             ).to_list(None)
 
-        return [record_of(found) for found in await self._patience.call("list runs of a key", read)]
+        return [readable_part(found) for found in await self._patience.call("list runs of a key", read)]
 
     async def count_needing_key(self, key_id: str) -> dict[State, int]:
         """How many runs may have a payload sealed with this key, by state."""
@@ -570,7 +436,7 @@ class Runs:
                 ).to_list(None)
 
             page = await self._patience.call("count runs of a key", read)
-            counts.update(State(found["state"]) for found in page)
+            counts.update(state_of(found["state"]) for found in page)
             if len(page) < _COUNTED_TOGETHER:
                 return dict(counts)
             after = page[-1]["_id"]
@@ -707,80 +573,3 @@ def _claim_of(run: RunRecord) -> Claim:
     if run.claim is None:
         raise ValueError(f"run {run.run_id} was not claimed: only its holder writes to it")
     return run.claim
-
-
-def _new_document(run: NewRun) -> Document:
-    document: Document = {
-        "_id": run.run_id,
-        "saga": run.saga,
-        "version": run.version,
-        "fingerprint": run.fingerprint,
-        "state": State.PENDING,
-        "phase": Phase.FORWARD,
-        "attempts": 0,
-        "created_at": run.created_at,
-        "due_at": run.due_at,
-        "input": run.input,
-        # Tells a run of ours whose reply was lost from one that somebody else has started under the same key.
-        "token": str(ObjectId()),
-    }
-    for name in ("tenant", "key", "sealed_key", "deadline", "restarted_from", "started_by", "started_reason"):
-        if (value := getattr(run, name)) is not None:
-            document[name] = value
-    if run.keys:
-        document["keys"] = list(run.keys)
-    return document
-
-
-def record_of(document: Document) -> RunRecord:
-    claim: Any = document.get("claim")
-    held: Any = document.get("held")
-    stop: Any = document.get("stop")
-    blocked: Any = document.get("blocked")
-    payload, sealed_key = document.get("input"), document.get("sealed_key")
-    started_reason = document.get("started_reason")
-    return RunRecord(
-        run_id=document["_id"],
-        saga=document["saga"],
-        version=document["version"],
-        fingerprint=document["fingerprint"],
-        key=document.get("key"),
-        state=State(document["state"]),
-        phase=Phase(document["phase"]),
-        attempts=document["attempts"],
-        created_at=document["created_at"],
-        due_at=document.get("due_at"),
-        settled_at=document.get("settled_at"),
-        gate_passed_at=document.get("gate_passed_at"),
-        claim=Claim(
-            token=claim["token"],
-            worker=claim["worker"],
-            attempt=document["attempts"],
-            taken_from=State(claim["taken_from"]),
-            at=claim["at"],
-        )
-        if claim
-        else None,
-        held=Held(held["reason"], held["since"]) if held else None,
-        tenant=document.get("tenant"),
-        keys=tuple(document.get("keys", ())),
-        sealed_key=bytes(sealed_key) if sealed_key is not None else None,
-        blocked=Blocked(**blocked) if blocked else None,
-        stop=_stop(stop) if stop else None,
-        deadline=document.get("deadline"),
-        overdue=document.get("overdue", False),
-        restarted_from=document.get("restarted_from"),
-        started_by=document.get("started_by"),
-        started_reason=bytes(started_reason) if started_reason is not None else None,
-        input=bytes(payload) if payload is not None else None,
-    )
-
-
-def _stop(document: Document) -> Stop:
-    reason = document.get("reason")
-    return Stop(
-        Decision(document["decision"]),
-        document["by"],
-        bytes(reason) if reason is not None else None,
-        document["asked_at"],
-    )

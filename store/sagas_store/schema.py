@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any, Final
 
 from pymongo import IndexModel
@@ -24,9 +25,11 @@ from sagas_store.keys import KEYS_SPEC_NAME, KeyState, Purpose
 from sagas_store.runs import RUNS_SPEC_NAME
 from sagas_store.states import HELD, OPEN, SETTLED, Decision, Phase, State
 
-__all__ = ["SCHEMA", "SCHEMA_VERSION", "CollectionSpec", "IndexSpec", "Schema"]
+__all__ = ["BUILDING", "SCHEMA", "SCHEMA_VERSION", "CollectionSpec", "IndexSpec", "Schema"]
 
 SCHEMA_VERSION: Final = 1
+BUILDING: Final = timedelta(minutes=30)
+"""How long the server may take for one index of a large collection."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +90,7 @@ _RUN: Final = _closed(
         "token": _STRING,
         "input": _BYTES,
         "state": _words(State),
-        "phase": _words(Phase),
+        "phase": _words(set(Phase) - {Phase.UNKNOWN}),
         "attempts": _COUNT,
         "created_at": _DATE,
         "due_at": _DATE,
@@ -298,15 +301,18 @@ class Schema:
         if differences := await self.plan():
             raise SchemaMismatch(differences, self._driver.database.name)
 
-    async def apply(self) -> list[str]:
+    async def apply(self, *, patience: timedelta = BUILDING) -> list[str]:
         """Bring the database to what this version needs and return what was done. Safe to repeat, and to race.
 
         Adds and changes; never drops a collection or a document. An index of ours whose definition changed is rebuilt.
+        Each change may take as long as `patience`, whatever the store's own is: that one is for small questions, and
+        bounds how long a server is waited for that is not there at all. Raises StoreUnavailable; call it again then.
         """
+        building = Patience(patience, patience)
         done = []
         for spec in SCHEMA:
             for line, command in await self._steps(spec):
-                await self._patience.call(f"apply schema: {line}", functools.partial(self._run, command))
+                await building.call(f"apply schema: {line}", functools.partial(self._run, command))
                 done.append(line)
         return done
 

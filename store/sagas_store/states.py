@@ -61,6 +61,8 @@ class Phase(StrEnum):
     FORWARD = "forward"
     PAST_GATE = "past_gate"
     ROLLING_BACK = "rolling_back"
+    UNKNOWN = "unknown"
+    """Never stored: a phase that this version does not know, by a newer one."""
 
 
 class Decision(StrEnum):

@@ -24,7 +24,7 @@ from sagas.decide import Activity
 from sagas.lease import LeaseLapsed
 from sagas.stopping import StopOutcome
 from sagas_store.entries import Cause, Kind
-from sagas_store.runs import RunRecord
+from sagas_store.records import RunRecord
 from sagas_store.states import Decision, State
 from tests.crash.matrix import SHAPES, all_points, at_once, report, started, two, undisturbed
 from tests.support.changing import replace

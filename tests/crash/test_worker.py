@@ -17,9 +17,10 @@ from sagas.executor import Attempt
 from sagas.identity import compensation_key, step_key
 from sagas_store import MongoStore
 from sagas_store.entries import Entry, Kind
-from sagas_store.errors import StoreUnavailable
-from sagas_store.runs import Renewal, RunRecord
+from sagas_store.errors import StoreError, StoreUnavailable
+from sagas_store.records import Renewal, RunRecord
 from sagas_store.states import State
+from tests.support.changing import replace
 from tests.support.crashing import EFFECTS, Gate, Order, Part, Plan, Server, Shape, World, working
 from tests.support.waiting import eventually
 
@@ -105,6 +106,48 @@ class Renewals:
         return self.sent[-1]
 
 
+# ------------------------------------------------------------------------------------ what it cannot read
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"phase": "halfway"},
+        {"stop": {"decision": "postponed", "by": "shop", "asked_at": datetime(2026, 1, 2, tzinfo=UTC)}},
+    ],
+    ids=lambda change: next(iter(change)),
+)
+async def test_a_run_of_a_newer_version_is_held_and_the_others_claimed_with_it_are_driven(
+    store: MongoStore, database: Any, change: dict[str, Any]
+) -> None:
+    gate = Gate()
+    gate.opened.set()
+    saga = waits("read", gate)
+    await database.command("collMod", "sagas.runs", validator={})  # as a newer version needs it
+    async with Client(store) as client:
+        runs = await client.start_many(saga, [Start(Order()) for _ in range(11)])
+        odd = runs[5].run_id
+        await database["sagas.runs"].update_one({"_id": odd}, {"$set": change})
+        with structlog.testing.capture_logs() as logs:
+            async with working(store, saga, lease=LONG):
+                for run in runs:
+                    if run.run_id != odd:
+                        await run.result(timeout=20)
+
+                async def held() -> Any:
+                    return await database["sagas.runs"].find_one({"_id": odd, "state": "broken"})
+
+                found = await eventually(held, what="the odd one is held")
+        assert found["attempts"] == 1
+        (field,) = change
+        assert f"cannot read its {field}: " in found["held"]["reason"]
+        assert {one["state"] for one in logs if one.get("run") == odd} == {"broken"}
+        with pytest.raises(StoreError, match=f"{odd}.*{field}"):
+            await client.get(odd)
+        (listed,) = (await client.runs(state=State.BROKEN)).runs
+        assert (listed.run_id, listed.held_reason) == (odd, found["held"]["reason"])
+
+
 # ------------------------------------------------------------------------------------ leases
 
 
@@ -141,7 +184,7 @@ async def test_a_lost_lease_breaks_off_the_step_and_nothing_more_is_written(stor
         (claimed,) = await other.claims.take([("waits", 1)], token="b" * 32, worker="other", lease=LONG, limit=1)
         await asyncio.wait_for(gate.broken_off.wait(), 20)
         await eventually(lambda: _is_idle(worker), what="the worker lets go of the run")
-    assert await run_of(store, run.run_id) == claimed
+    assert await run_of(store, run.run_id) == replace(claimed, input_read=None)
     assert await store.journal.load(run.run_id) == []
 
 

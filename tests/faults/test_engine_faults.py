@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, Final, TypeVar
@@ -29,6 +29,7 @@ from sagas_store.clock import ServerClock
 from sagas_store.embedded import EmbeddedMongo
 from sagas_store.errors import StoreUnavailable
 from sagas_store.faults import Patience, is_transient
+from sagas_store.inserts import InsertTogether
 from sagas_store.journal import Journal
 from sagas_store.runs import Runs
 from sagas_store.states import HELD, SETTLED
@@ -202,6 +203,9 @@ class Fault(Patience):
     met: asyncio.Event = field(default_factory=asyncio.Event)
     """The question was asked, and answered or given up."""
     given_up_at: datetime | None = None
+    asking: int = 0
+    one_by_one: asyncio.Lock = field(default_factory=asyncio.Lock)
+    brewing: AsyncExitStack = field(default_factory=AsyncExitStack)
 
     def __post_init__(self) -> None:
         super().__init__(timedelta(seconds=20), timedelta(seconds=10))
@@ -215,7 +219,8 @@ class Fault(Patience):
     ) -> T:
         question = self.combination.question
         if operation == question.operation:
-            self.asked += 1
+            # What a batch has not settled is asked alone then, and is the same question.
+            self.asked += not (isinstance(attempt, InsertTogether) and attempt._alone)
             if self.asked == question.nth:
                 async with self.trouble():
                     return await super().call(operation, attempt, passes=passes)
@@ -230,8 +235,31 @@ class Fault(Patience):
 
     @asynccontextmanager
     async def trouble(self) -> AsyncIterator[None]:
-        """The fail point is on while the question is asked, and for nothing else."""
+        """The fail point is on while the question is asked, by however many at once, and for nothing else."""
+        async with self.one_by_one:
+            if not self.asking:
+                await self.brewing.enter_async_context(self.fail_point())
+            self.asking += 1
+        try:
+            yield
+        except StoreUnavailable:
+            assert self.combination.lasting, "given up although patience was not spent"
+            self.given_up_at = (await self.admin.admin.command("hello"))["localTime"]
+            raise
+        finally:
+            async with self.one_by_one:
+                self.asking -= 1
+                if not self.asking:
+                    await self.brewing.aclose()
+            self.met.set()
+
+    @asynccontextmanager
+    async def fail_point(self) -> AsyncIterator[None]:
         combination, point = self.combination, None
+        left = combination.times - self.hits if combination.times is not None else None
+        if left == 0:
+            yield
+            return
         usual = self.total_s, self.reply_s
         if combination.lasting:
             self.total_s = TINY.total_seconds()
@@ -242,20 +270,15 @@ class Fault(Patience):
                 self.admin,
                 [combination.question.command],
                 with_app_name=self.app_name,
-                times=combination.times,
+                times=left,
                 **self.where,
                 **combination.trouble.data,
             ) as point:
                 yield
-        except StoreUnavailable:
-            assert combination.lasting, "given up although patience was not spent"
-            self.given_up_at = (await self.admin.admin.command("hello"))["localTime"]
-            raise
         finally:
             assert point is not None
             self.total_s, self.reply_s = usual
-            self.hits = point.hits
-            self.met.set()
+            self.hits += point.hits
 
 
 class LaterClock(ServerClock):

@@ -184,7 +184,7 @@ async def assert_all_opens(database: Any, masters: dict[str, bytes], run_ids: li
     """In a process that remembers no key, with all keys but the newest destroyed."""
     keyring = Keyring(LocalKeyWrapper(masters))
     store = MongoStore(database, keyring=keyring)
-    runs, journals = await store.runs.get_many(run_ids), await store.journal.load_many(run_ids)
+    runs, journals = await store.runs.get_many(run_ids, with_input=True), await store.journal.load_many(run_ids)
     for run_id, run in runs.items():
         assert run.saga in SAGAS
         entries = journals[run_id]

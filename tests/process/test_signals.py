@@ -11,7 +11,7 @@ import pytest
 from sagas import Client, Run
 from sagas_store import MongoStore
 from sagas_store.entries import Kind
-from sagas_store.runs import RunRecord
+from sagas_store.records import RunRecord
 from sagas_store.states import State
 from tests.process.app import Job, deaf, fulfil
 from tests.process.fleet import Workers, check_all, inside, open_gate, until_at_rest

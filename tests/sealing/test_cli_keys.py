@@ -31,7 +31,7 @@ from sagas import (
 )
 from sagas.cli import main
 from sagas.wrapping import add_master_key
-from sagas_store.runs import Blocked
+from sagas_store.records import Blocked
 from tests.sealing.deployment import Order, Shop, fulfil
 
 T = TypeVar("T")

@@ -39,7 +39,7 @@ from sagas.sealing import keys_needed, place_of_payload
 from sagas.wrapping import KeyName
 from sagas_store.errors import FenceLost
 from sagas_store.journal import Resealed
-from sagas_store.runs import Blocked, RunRecord
+from sagas_store.records import Blocked, RunRecord
 from tests.conftest import DRIVERS
 from tests.sealing.deployment import POLL, WHY, Deployment, Order, Shop, fulfil
 from tests.store.making import entry

@@ -20,7 +20,7 @@ from sagas import (
     StopOutcome,
 )
 from sagas.clock import new_token
-from sagas_store.runs import Blocked
+from sagas_store.records import Blocked
 from tests.sealing.deployment import WHY, Deployment, Order, fulfil, nothing_is_due
 from tests.sealing.parcels import TENANTS, WAYS, Warehouse, parcels
 from tests.support.crashing import working

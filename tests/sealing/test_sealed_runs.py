@@ -34,7 +34,7 @@ from sagas import (
     WorkerOptions,
 )
 from sagas.sealing import Slot, keys_needed
-from sagas_store.runs import NewRun
+from sagas_store.records import NewRun
 from tests.sealing.deployment import WHY, Deployment, Order, fulfil
 
 # ------------------------------------------------------------------------------------ sealed, end to end

@@ -307,8 +307,8 @@ async def test_a_verdict_given_while_another_one_takes_effect_is_refused_in_word
     (run_id,) = await driven(client, store, shop, ["charge is unknown"], short)
     read = store.runs.get
 
-    async def read_and_be_overtaken(asked: str) -> Any:
-        run = await read(asked)
+    async def read_and_be_overtaken(asked: str, **more: Any) -> Any:
+        run = await read(asked, **more)
         monkeypatch.setattr(store.runs, "get", read)
         await operator.verdict(short, run_id, happened=True, context=Order(), **MENDED)
         async with working(store, shop, short):

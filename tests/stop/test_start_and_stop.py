@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from sagas import Client, MongoStore, RunNotFound, Saga, Start, State, Step, StopAnswer, StopOutcome
-from sagas_store.runs import RunRecord
+from sagas_store.records import RunRecord
 from tests.stop.shop import WHY, Order, Shop, working
 from tests.support.waiting import eventually
 

@@ -19,7 +19,8 @@ from sagas_store.clock import EPOCH
 from sagas_store.entries import Entry, Kind
 from sagas_store.faults import Patience, is_transient
 from sagas_store.journal import Journal
-from sagas_store.runs import NewRun, RunRecord, Runs
+from sagas_store.records import NewRun, RunRecord
+from sagas_store.runs import Runs
 from tests.support.changing import replace
 
 __all__ = [
@@ -140,6 +141,8 @@ class Commands(CommandListener):
     def __init__(self) -> None:
         self.sent: list[tuple[str, dict[str, Any]]] = []
         self.cursors: list[int] = []
+        self.inputs: list[int] = []
+        """How many inputs each answer had with it."""
 
     def of(self, name: str) -> list[dict[str, Any]]:
         """The commands of this name so far."""
@@ -151,6 +154,7 @@ class Commands(CommandListener):
     def succeeded(self, event: CommandSucceededEvent) -> None:
         if event.command_name in ("find", "aggregate"):
             self.cursors.append(event.reply["cursor"]["id"])
+            self.inputs.append(sum("input" in found for found in event.reply["cursor"].get("firstBatch", ())))
 
     def failed(self, event: CommandFailedEvent) -> None:
         pass

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -12,12 +13,14 @@ import pytest
 
 from sagas_store import MongoStore
 from sagas_store.commit import Batching
-from sagas_store.errors import FenceLost, RecordTooLarge, RunExists, StopFirst, StoreRefused
+from sagas_store.errors import FenceLost, RecordTooLarge, RunExists, StopFirst, StoreRefused, StoreUnavailable
+from sagas_store.faults import Patience
 from sagas_store.journal import Journal
-from sagas_store.runs import RunRecord, Runs
+from sagas_store.records import RunRecord
+from sagas_store.runs import Runs
 from sagas_store.states import State
 from tests.conftest import DRIVERS
-from tests.store.making import Commands, ForgetfulNetwork, claim, client_of, entry, new_run, stored
+from tests.store.making import Commands, ForgetfulNetwork, claim, client_of, entry, new_run, stored, transaction
 from tests.support.changing import replace
 
 pytestmark = pytest.mark.parametrize("driver", DRIVERS)
@@ -137,6 +140,100 @@ async def test_a_start_that_fails_fails_alone(
         assert set(found) == {one.run_id for number, one in enumerate(new) if number != place}
         assert (await stored(watched.database, "run-taken"))["input"] == b"theirs"
     assert max(watched.batches("insert", "documents")) >= COUNT - 1, "they went together"
+
+
+async def test_many_starts_go_in_as_many_writes_as_their_count_and_size_ask_for(watched: Watched) -> None:
+    size = 1000
+    small = [new_run(watched.store) for _ in range(COUNT)]
+    large = [new_run(watched.store, input=b"x" * size) for _ in range(3 * COUNT)]
+    runs = Runs(watched.store.runs._collection, ForgetfulNetwork(), Batching(count_max=4, bytes_max=2 * size))
+    assert await runs.insert_many([*small, *large]) == set()
+    sent = [[len(one["input"]) for one in command["documents"]] for command in watched.commands.of("insert")]
+    assert sum(map(len, sent)) == 4 * COUNT
+    assert all(len(batch) <= 4 and sum(batch) <= 2 * size for batch in sent)
+    assert len(sent) < 3 * COUNT, "they went together as far as they may"
+    assert await runs.insert_many([small[0], new_run(watched.store)]) == {small[0].run_id}
+
+
+# --- a key that an open transaction holds -----------------------------------------------------------------------------
+
+Write = Callable[[int], Coroutine[Any, Any, None]]
+
+
+@dataclass(frozen=True)
+class Insert:
+    """One kind of write that goes in batches, over collections with so much patience."""
+
+    collection: str
+    write: Callable[[Any, Patience, Batching], Write]
+    """Makes the writes of one batch, by number."""
+    taken: type[BaseException]
+
+
+def entries_of(store: MongoStore, patience: Patience, batching: Batching) -> Write:
+    journal = Journal(store.journal._collection, patience, batching)
+    return lambda number: journal.append(entry(f"run-{number}", 1))
+
+
+def starts_of(store: MongoStore, patience: Patience, batching: Batching) -> Write:
+    runs = Runs(store.runs._collection, patience, batching)
+    return lambda number: runs.insert(new_run(store, run_id=f"run-{number}"))
+
+
+INSERTS = {
+    "entries": Insert("sagas.journal", entries_of, FenceLost),
+    "starts": Insert("sagas.runs", starts_of, RunExists),
+}
+
+
+@asynccontextmanager
+async def holding(store: MongoStore, database: Any, driver: str, kind: str, number: int, *, commit: bool) -> Any:
+    """A transaction, a lost worker's or another client's, that has inserted this key and is open."""
+    async with transaction(database, driver, commit=commit) as session:
+        theirs = entry(f"run-{number}", 1, token="theirs")
+        if kind == "entries":
+            await store.journal.append_in(session, theirs)
+        else:
+            await store.runs.insert_in(session, new_run(store, run_id=f"run-{number}", input=b"theirs"))
+        yield
+
+
+@pytest.mark.parametrize("kind", INSERTS)
+@pytest.mark.parametrize("place", [0, 2, COUNT - 1])
+@pytest.mark.parametrize("commit", [False, True], ids=["aborted", "committed"])
+async def test_a_key_that_an_open_transaction_holds_keeps_no_neighbour_from_its_answer(
+    store: MongoStore, database: Any, driver: str, kind: str, place: int, commit: bool
+) -> None:
+    write = INSERTS[kind].write(store, Patience(timedelta(seconds=30), timedelta(seconds=0.3)), ROOMY)
+    async with holding(store, database, driver, kind, place, commit=commit):
+        tasks = [asyncio.create_task(write(number)) for number in range(COUNT)]
+        others = [task for number, task in enumerate(tasks) if number != place]
+        assert await asyncio.wait_for(asyncio.gather(*others), 10) == [None] * (COUNT - 1)
+        assert not tasks[place].done(), "its fate is the transaction's to say"
+    fate = (await asyncio.gather(tasks[place], return_exceptions=True))[0]
+    assert type(fate) is (INSERTS[kind].taken if commit else type(None))
+    assert await database[INSERTS[kind].collection].count_documents({}) == COUNT
+
+
+@pytest.mark.parametrize("kind", INSERTS)
+async def test_when_patience_ends_only_what_is_held_up_is_unavailable(
+    store: MongoStore, database: Any, driver: str, kind: str
+) -> None:
+    write = INSERTS[kind].write(store, Patience(timedelta(seconds=1), timedelta(seconds=0.3)), ROOMY)
+    async with holding(store, database, driver, kind, 2, commit=False):
+        check(await together([write(number) for number in range(COUNT)]), 2, StoreUnavailable)
+
+
+@pytest.mark.parametrize("kind", INSERTS)
+async def test_what_is_held_up_takes_no_batchs_place(store: MongoStore, database: Any, driver: str, kind: str) -> None:
+    patience = Patience(timedelta(seconds=30), timedelta(seconds=0.3))
+    write = INSERTS[kind].write(store, patience, Batching(in_flight_max=1, count_max=1))
+    async with holding(store, database, driver, kind, 0, commit=False):
+        first = asyncio.create_task(write(0))
+        await asyncio.sleep(0)
+        await asyncio.wait_for(write(1), 10)
+        assert not first.done()
+    await first
 
 
 # --- a holder's moves -------------------------------------------------------------------------------------------------

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import secrets
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Sequence
 from contextlib import AsyncExitStack
 from datetime import UTC, datetime, timedelta, timezone
 from itertools import cycle
@@ -24,6 +25,8 @@ from sagas import (
     JournalLine,
     KeyConflict,
     Limits,
+    Operator,
+    OperatorRefused,
     PayloadTooLarge,
     ResultTimeout,
     Run,
@@ -42,7 +45,7 @@ from sagas.payload import dump_error
 from sagas.restwatch import rest_watch_of
 from sagas_store import MongoStore
 from sagas_store.entries import Cause, Kind
-from sagas_store.runs import RunRecord
+from sagas_store.records import RunRecord
 from tests.conftest import DRIVERS
 from tests.store.making import Commands, claim, client_of, entry, new_run, stored, transaction
 from tests.support.failpoints import fail_point
@@ -402,7 +405,7 @@ async def test_thousands_are_started_in_a_few_writes_and_in_order(
         runs = await client.start_many(ORDER, starts)
         assert [run.run_id for run in runs] == [run_id_of("order", f"order-{number}") for number in range(2_500)]
         assert all(run.created for run in runs)
-        assert len(commands.of("insert")) == 3
+        assert len(commands.of("insert")) == 20, "sealed by the thousand, sent by as many as a batch takes"
         assert await count(database) == 2_500
         again = await client.start_many(ORDER, starts[:20])
         assert not any(run.created for run in again)
@@ -844,3 +847,48 @@ def finished(run_id: str) -> dict[str, Any]:
         "token": "t",
         "payload": RESULT,
     }
+
+
+# --- what is not read -------------------------------------------------------------------------------------------------
+
+
+async def test_no_verb_reads_an_input_that_it_does_not_use(
+    store: MongoStore, database: Any, driver: str, mongo_uri: str
+) -> None:
+    commands = Commands()
+    async with client_of(driver, mongo_uri, event_listeners=[commands]) as connection:
+        watched = MongoStore(connection[database.name])
+        client, operator = Client(watched), Operator(watched)
+
+        async def reads(asked: Awaitable[object]) -> bool:
+            seen = len(commands.inputs)
+            with contextlib.suppress(RunRolledBack, OperatorRefused):
+                await asked
+            return sum(commands.inputs[seen:]) > 0
+
+        run = await client.start(ORDER, A, key="order-1")
+        run_id = run.run_id
+        why: dict[str, Any] = {"by": "shop", "reason": "changed their mind"}
+        for asked in (
+            run.info(),
+            run.journal(),
+            run.preview_stop(),
+            client.find(ORDER, key="order-1"),
+            client.runs(),
+            operator.resume(run_id, **why),
+            operator.retry_now(run_id, **why),
+            operator.verdict(ORDER, run_id, happened=False, **why),
+            operator.requeue_quarantined(runs=[run_id], **why),
+            run.stop(**why),
+            run.stop(**why),
+            run.result(timeout=SOON_S),
+        ):
+            assert not await reads(asked), asked
+        assert (await run.info()).state is State.CANCELLED
+        assert await reads(client.start(ORDER, A, key="order-1")), "compared with what is there"
+        assert await reads(operator.restart_as_new(run_id, **why))
+        await client.close()
+    record = await store.runs.get(run_id)
+    assert record is not None
+    with pytest.raises(RuntimeError, match="without its input"):
+        record.input  # noqa: B018 - not read is not the same as not there

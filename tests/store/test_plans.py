@@ -21,8 +21,8 @@ from sagas_store import MongoStore
 from sagas_store.errors import FenceLost
 from sagas_store.journal import Resealed
 from sagas_store.keys import KEYS_SPEC_NAME
+from sagas_store.records import RunFilter, RunPosition
 from sagas_store.resealing import ResealedField
-from sagas_store.runs import RunFilter, RunPosition
 from sagas_store.schema import SCHEMA
 from sagas_store.states import HELD, OPEN, SETTLED, State
 from tests.store.making import LEASE, Commands, entry

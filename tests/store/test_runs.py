@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -14,8 +15,18 @@ from pymongo.errors import InvalidOperation, OperationFailure
 
 from sagas_store import MongoStore
 from sagas_store.claims import Claims
-from sagas_store.errors import FenceLost, IllegalTransition, RecordTooLarge, RunExists, StoreRefused, StoreUnavailable
-from sagas_store.runs import RunFilter, RunPosition, RunRecord, Runs
+from sagas_store.clock import EPOCH
+from sagas_store.errors import (
+    FenceLost,
+    IllegalTransition,
+    RecordTooLarge,
+    RunExists,
+    StoreRefused,
+    StoreUnavailable,
+    UnreadableRun,
+)
+from sagas_store.records import RunFilter, RunPosition, RunRecord
+from sagas_store.runs import Runs
 from sagas_store.states import HELD, OPEN, SETTLED, TRANSITIONS, Phase, State, check_move
 from tests.conftest import DRIVERS
 from tests.store.making import (
@@ -37,6 +48,17 @@ pytestmark = pytest.mark.parametrize("driver", DRIVERS)
 
 HOUR = timedelta(hours=1)
 Verb = Callable[[Runs, RunRecord], Awaitable[None]]
+
+
+@asynccontextmanager
+async def newer_schema(store: MongoStore, database: Any) -> AsyncIterator[None]:
+    """The database as a newer version needs it: its validator lets through what this one does not know."""
+    await database.command("collMod", "sagas.runs", validator={})
+    try:
+        yield
+    finally:
+        await store.schema.apply()
+
 
 VERBS: dict[str, Verb] = {
     "pass the gate": lambda runs, run: runs.pass_gate(run),
@@ -60,7 +82,7 @@ def with_token(run: RunRecord, token: str) -> RunRecord:
 async def test_a_started_run_is_read_back_as_it_was_given(store: MongoStore) -> None:
     run = new_run(store, key="order-10248", input=b"\x01\x00opaque")
     await store.runs.insert(run)
-    found = await store.runs.get(run.run_id)
+    found = await store.runs.get(run.run_id, with_input=True)
     assert found == RunRecord(
         run_id=run.run_id,
         saga=run.saga,
@@ -76,7 +98,7 @@ async def test_a_started_run_is_read_back_as_it_was_given(store: MongoStore) -> 
         gate_passed_at=None,
         claim=None,
         held=None,
-        input=b"\x01\x00opaque",
+        input_read=b"\x01\x00opaque",
     )
     assert found.created_at.tzinfo is UTC
 
@@ -406,6 +428,86 @@ async def test_a_run_that_nearly_fills_a_document_does_not_keep_others_from_bein
 
 
 # --- the next due run -------------------------------------------------------------------------------------------------
+
+
+FULLY_BLOCKED = {"count": 1, "since": EPOCH, "failure": "KeyLost", "why": "gone"}
+ODD: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
+    "a phase of a newer version": ({"phase": "halfway"}, ("phase",)),
+    "an answer of a newer version": (
+        {"stop": {"decision": "postponed", "by": "shop", "asked_at": EPOCH}, "phase": "halfway"},
+        ("phase", "stop"),
+    ),
+    "less than there should be": ({"blocked": {"count": 1}}, ("blocked",)),
+    "something else than there should be": ({"held": 7}, ("held",)),
+    "more than this version knows": ({"blocked": {**FULLY_BLOCKED, "newer": 1}, "newer": {"by": 2}}, ()),
+}
+
+
+@pytest.mark.parametrize("odd", ODD)
+async def test_a_run_that_this_version_cannot_read_harms_none_that_is_read_along_with_it(
+    store: MongoStore, database: Any, odd: str
+) -> None:
+    change, unreadable = ODD[odd]
+    key = f"{3:016x}"
+    runs = [new_run(store, keys=(key,), due_in=-HOUR) for _ in range(11)]
+    await store.runs.insert_many(runs)
+    strange = runs[5].run_id
+    async with newer_schema(store, database):
+        await database["sagas.runs"].update_one({"_id": strange}, {"$set": change})
+        claimed = await claim(store, limit=20)
+        listed = await store.runs.page(RunFilter(states=OPEN), after=None, limit=20)
+        of_key = await store.runs.needing_key(key, limit=20)
+        for found in (claimed, listed, of_key):
+            assert {run.run_id: run.unreadable for run in found} == {
+                run.run_id: unreadable if run.run_id == strange else () for run in runs
+            }
+            assert all(run.state is State.RUNNING and run.attempts == 1 for run in found)
+        if not unreadable:
+            found_again = await store.runs.get(strange)
+            assert found_again is not None
+            assert (found_again.blocked is not None, found_again.attempts) == (True, 1)
+            return
+        for reading in (store.runs.get(strange), store.runs.get_many([run.run_id for run in runs])):
+            with pytest.raises(UnreadableRun, match=f"run {strange}: .* {', '.join(unreadable)}: ") as told:
+                await reading
+            assert told.value.fields == unreadable
+            assert not any(value in str(told.value) for value in ("halfway", "postponed"))
+        assert await store.runs.get(runs[0].run_id) is not None
+        odd_one = next(run for run in claimed if run.run_id == strange)
+        await store.runs.hold(odd_one, State.BROKEN, "unfit", stop_known=True)
+        assert (await stored(database, strange))["state"] == State.BROKEN
+
+
+async def test_a_state_that_this_version_does_not_know_counts_as_held(store: MongoStore, database: Any) -> None:
+    key = f"{3:016x}"
+    runs = [new_run(store, keys=(key,)) for _ in range(3)]
+    await store.runs.insert_many(runs)
+    async with newer_schema(store, database):
+        await database["sagas.runs"].update_one({"_id": runs[1].run_id}, {"$set": {"state": "paused"}})
+        assert await store.runs.count_needing_key(key) == {State.PENDING: 2, State.BROKEN: 1}
+        assert {run.run_id: run.state for run in await store.runs.needing_key(key, limit=3)} == {
+            run.run_id: State.BROKEN if run is runs[1] else State.PENDING for run in runs
+        }
+
+
+@pytest.mark.parametrize("place", [0, 5, 10])
+async def test_a_run_that_nobody_may_write_to_keeps_no_other_from_being_claimed(
+    store: MongoStore, database: Any, place: int
+) -> None:
+    runs = [new_run(store, due_in=-HOUR) for _ in range(11)]
+    await store.runs.insert_many(runs)
+    damaged = sorted(run.run_id for run in runs)[place]
+    await database.command(
+        "update",
+        "sagas.runs",
+        updates=[{"q": {"_id": damaged}, "u": {"$set": {"phase": "halfway"}}}],
+        bypassDocumentValidation=True,
+    )
+    claimed = await claim(store, limit=20)
+    assert {run.run_id for run in claimed} == {run.run_id for run in runs} - {damaged}
+    assert all(run.attempts == 1 for run in claimed)
+    with pytest.raises(StoreRefused, match=damaged):
+        await claim(store, token="token-2", limit=20)
 
 
 async def test_nothing_is_ever_due_where_all_is_held_settled_or_anothers(store: MongoStore) -> None:
@@ -747,7 +849,7 @@ async def test_a_list_is_newest_first_and_its_pages_are_a_whole(store: MongoStor
     assert [len(page) for page in found] == [5, 5, 5, 5, 3]
     listed = [(run.created_at, run.run_id) for page in found for run in page]
     assert listed == sorted(((run.created_at, run.run_id) for run in runs), reverse=True)
-    assert all(run.input is None for page in found for run in page), "a list reads no payload"
+    assert all(run.input_read is None for page in found for run in page), "a list reads no payload"
 
 
 async def test_runs_started_meanwhile_neither_repeat_nor_hide_a_run(store: MongoStore) -> None:

@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import secrets
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
+from pymongo import AsyncMongoClient
 from pymongo.errors import OperationFailure, WriteError
 
 from sagas_store import MongoStore
 from sagas_store.__main__ import rendered
-from sagas_store.errors import SchemaMismatch
+from sagas_store.errors import SchemaMismatch, StoreUnavailable
 from sagas_store.schema import SCHEMA
 from sagas_store.states import HELD, SETTLED, State
+from sagas_store.tenants import TenantDatabases
 from tests.conftest import DRIVERS
 from tests.store.making import client_of, entry, new_run
+from tests.support.failpoints import fail_point
 
 pytestmark = pytest.mark.parametrize("driver", DRIVERS)
 
@@ -62,6 +66,42 @@ async def test_a_store_is_not_ready_before_its_schema_is_applied(empty_database:
         await store.ready()
     await store.schema.apply()
     await store.ready()
+
+
+@pytest.mark.parametrize("whose", ["a store's", "a tenant's"])
+async def test_an_index_may_take_longer_to_build_than_a_reply_is_waited_for(
+    empty_database: Any, driver: str, mongo_uri: str, whose: str
+) -> None:
+    name = f"builder-{secrets.token_hex(4)}"
+    short: dict[str, Any] = {"patience": timedelta(seconds=0.4), "reply": timedelta(seconds=0.2)}
+    async with (
+        client_of(driver, mongo_uri, appName=name) as client,
+        AsyncMongoClient[dict[str, Any]](mongo_uri) as admin,
+        fail_point(
+            admin, ["createIndexes"], with_app_name=name, times=3, blockConnection=True, blockTimeMS=500
+        ) as point,
+    ):
+        if whose == "a tenant's":
+            tenants = TenantDatabases(client, prefix=empty_database.name[:-1], **short)
+            await (await tenants.create(empty_database.name[-1])).schema.check()
+        else:
+            store = MongoStore(client[empty_database.name], **short)
+            await store.schema.apply()
+            await store.schema.check()
+    assert point.hits == 3
+
+
+async def test_an_index_is_waited_for_no_longer_than_was_asked(
+    empty_database: Any, driver: str, mongo_uri: str
+) -> None:
+    name = f"builder-{secrets.token_hex(4)}"
+    async with (
+        client_of(driver, mongo_uri, appName=name) as client,
+        AsyncMongoClient[dict[str, Any]](mongo_uri) as admin,
+        fail_point(admin, ["createIndexes"], with_app_name=name, blockConnection=True, blockTimeMS=500),
+    ):
+        with pytest.raises(StoreUnavailable, match="apply schema: create index claim"):
+            await MongoStore(client[empty_database.name]).schema.apply(patience=timedelta(seconds=0.2))
 
 
 async def test_a_prefix_gives_a_schema_of_its_own(empty_database: Any) -> None:

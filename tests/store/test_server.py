@@ -23,7 +23,7 @@ from sagas_store.embedded.node import Node, free_ports
 from sagas_store.entries import Entry
 from sagas_store.errors import InvalidInput, StoreUnavailable, UnsafeServer
 from sagas_store.faults import Patience
-from sagas_store.runs import RunFilter, RunRecord
+from sagas_store.records import RunFilter, RunRecord
 from sagas_store.states import State
 from tests.conftest import DRIVERS
 from tests.store.making import DEFINITIONS, LEASE, Commands, client_of, entry, new_run, started_and_claimed

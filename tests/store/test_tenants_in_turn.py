@@ -11,7 +11,7 @@ import pytest
 
 from sagas_store import MongoStore
 from sagas_store.errors import StoreUnavailable
-from sagas_store.runs import RunRecord
+from sagas_store.records import RunRecord
 from sagas_store.states import State
 from tests.store.making import DEFINITIONS, LEASE, new_run
 from tests.support.changing import replace

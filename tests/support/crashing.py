@@ -48,7 +48,7 @@ from sagas.wrapping import KeyWrapper
 from sagas_store import MongoStore
 from sagas_store.drivers import Driver
 from sagas_store.entries import Entry
-from sagas_store.runs import NewRun, RunRecord
+from sagas_store.records import NewRun, RunRecord
 from sagas_store.states import OPEN, State
 from tests.support.changing import replace
 from tests.support.oracle import Call, check
@@ -235,7 +235,6 @@ class Process:
         self.executor = Executor(
             self.store,
             {(world.saga.name, world.saga.version): world.saga},
-            worker=name,
             resources=self,
             threads=world.server.threads,
             thread_count=2,

@@ -25,7 +25,7 @@ from sagas.decide import Activity
 from sagas.definition import Saga, StepDefinition, StepKind
 from sagas.stopping import StopAnswer, StopOutcome
 from sagas_store.entries import Cause, Entry, Kind
-from sagas_store.runs import RunRecord, Stop
+from sagas_store.records import RunRecord, Stop
 from sagas_store.states import HELD, OPEN, SETTLED, Decision, Phase, State
 
 __all__ = ["Call", "InvariantBroken", "Oracle", "check", "faults"]

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import traceback
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, Self
 
 import pytest
 from pymongo import errors
 
-from sagas_store.commit import Batching, CommitLoop
+from sagas_store.commit import Alone, Batching, CommitLoop
 from sagas_store.errors import FenceLost, StoreRefused, StoreUnavailable
 
 COUNT = 8
@@ -79,6 +80,32 @@ async def test_each_gets_an_error_of_its_own_with_nobody_elses_frames(error: Exc
 async def test_one_that_cannot_be_made_again_is_told_to_all_the_same() -> None:
     each = await told(failing_with(Strange()))
     assert {type(one) for one in each} == {Strange}
+
+
+async def test_what_goes_on_alone_gives_up_its_batchs_place_and_is_told_its_own_fate() -> None:
+    gate = asyncio.Event()
+    done: list[int] = []
+
+    async def go_on(number: int) -> int:
+        await gate.wait()
+        done.append(number)
+        if number == 2:
+            raise FenceLost("run", "append")
+        return number
+
+    async def flush(items: Sequence[int]) -> Sequence[int | Alone[int]]:
+        return [item if item % 2 else Alone(partial(go_on, item)) for item in items]
+
+    loop = CommitLoop(flush, Batching(in_flight_max=1))
+    first, second, third, fourth = (loop.submit(number) for number in range(4))
+    assert (await second, await fourth) == (1, 3)
+    assert await loop.submit(5) == 5, "the place of their batch is free"
+    first.cancel()
+    assert not third.done()
+    gate.set()
+    with pytest.raises(FenceLost):
+        await third
+    assert sorted(done) == [0, 2], "it was handed over: it is written although nobody waits for it any more"
 
 
 def _is_ours(frame: Any) -> bool:

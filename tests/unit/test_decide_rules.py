@@ -563,6 +563,13 @@ PIVOT = [
         "run charge (try 1)",
     ),
     Rule(
+        "9.8",
+        "nor has one whose first entry says that a stop was refused",
+        PIVOT_FIRST,
+        lambda run: run.passes_gate().write(Kind.STOP_REFUSED),
+        "run charge (try 1)",
+    ),
+    Rule(
         "7.60",
         "a pivot whose worker was lost is asked about",
         ASKING,

@@ -13,7 +13,7 @@ from sagas.decide import Activity
 from sagas.identity import compensation_key, step_key
 from sagas.stopping import StopAnswer, StopOutcome
 from sagas_store.entries import Cause, Entry, Kind
-from sagas_store.runs import Claim, RunRecord, Stop
+from sagas_store.records import Claim, RunRecord, Stop
 from sagas_store.states import Decision, Phase, State
 from tests.support.changing import replace
 from tests.support.oracle import Call, faults
@@ -67,7 +67,7 @@ RUN = RunRecord(
     gate_passed_at=None,
     claim=Claim("t", "w", 1, State.PENDING, NOW),
     held=None,
-    input=b"",
+    input_read=b"",
     stop=Stop(Decision.WILL_BE_UNDONE, "ann", b"", NOW),
 )
 JOURNAL = [

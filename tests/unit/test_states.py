@@ -103,7 +103,7 @@ def test_from_every_state_a_run_can_come_to_an_end() -> None:
 
 def test_words_are_stored_as_they_always_were() -> None:
     """A renamed word would make stored runs and journals unreadable."""
-    assert sorted(Phase) == ["forward", "past_gate", "rolling_back"]
+    assert sorted(set(Phase) - {Phase.UNKNOWN}) == ["forward", "past_gate", "rolling_back"]
     assert sorted(Cause) == ["deadline", "step_failed", "stop"]
     assert {
         "compensation_failed",
