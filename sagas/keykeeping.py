@@ -32,6 +32,7 @@ from sagas.choosing import StatesGiven, check_limit, check_text, choose_states
 from sagas.errors import CannotOpen, InvalidInput, KeyLost, KeyRefused
 from sagas.keyring import DEFAULT_MAX_AGE, Keyring, Rewrapped, keys_of
 from sagas.sealing import DataKey, RunSealer, Slot, keys_needed, place_of_payload, place_of_reason
+from sagas.stopping import check_words
 from sagas.tenancy import Reach, store_of
 from sagas_store import MongoStore
 from sagas_store.entries import Entry, Kind
@@ -126,7 +127,8 @@ class KeyKeeper:
     """The keys of one tenant after the other. `Operator(store).keys`; bound, it reaches its own tenant's alone.
 
     Where a verb takes a tenant, None stands for the runs without one; for a keeper that is bound, for its tenant.
-    Looking, and destroying, needs no keyring.
+    Looking, and destroying, needs no keyring. What retires or destroys a key names who and why; both stay with the key,
+    in the clear, because there may be no key left to seal them with.
     """
 
     def __init__(self, store: MongoStore | TenantDatabases, *, tenant: str | None = None) -> None:
@@ -186,10 +188,11 @@ class KeyKeeper:
         keyring = await self._ready()
         return await keyring.create(self._reach.choose(tenant))
 
-    async def rotate(self, tenant: str | None = None) -> str:
+    async def rotate(self, tenant: str | None = None, *, by: str, reason: str) -> str:
         """Seal with a new data key from now on; returns its id. See Keyring.rotate, and then `rewrap`."""
+        check_words(by, reason)
         keyring = await self._ready()
-        return await keyring.rotate(self._reach.choose(tenant))
+        return await keyring.rotate(self._reach.choose(tenant), by=by, reason=reason)
 
     async def rewrap_master(self) -> Rewrapped:
         """Wrap every key of every tenant with the newest master key. See Keyring.rewrap_keys. Refused where bound."""
@@ -200,12 +203,13 @@ class KeyKeeper:
 
     # ---------------------------------------------------------------- destroying
 
-    async def discard(self, tenant: str | None, key_id: str, *, confirm: str) -> None:
+    async def discard(self, tenant: str | None, key_id: str, *, confirm: str, by: str, reason: str) -> None:
         """Destroy one retired key that no run needs any more, for good. `confirm` must repeat its id.
 
         Raises KeyRefused, with what to do first: while it is active, while a run needs it, and until every process has
         noticed that it was retired. Asked again once it is destroyed, it does nothing.
         """
+        check_words(by, reason)
         if confirm != key_id:
             raise InvalidInput("confirm", "must repeat the id of the key that shall be destroyed for good")
         key = await self._record(tenant, key_id)
@@ -216,25 +220,26 @@ class KeyKeeper:
         # belong to runs that name it.
         if why_not is None and await self._store.runs.needing_key(key_id, limit=1):
             why_not = _needed(sum((await self._store.runs.count_needing_key(key_id)).values()) or 1)
-        if why_not is None and not await self._store.keys.discard(key_id):
+        if why_not is None and not await self._store.keys.discard(key_id, by=by, reason=reason):
             why_not = "somebody else was quicker; look at it again"
         if why_not is not None:
             raise KeyRefused(key.tenant, key_id, why_not)
         if isinstance(self._keys, Keyring):
             self._keys.forget(key.tenant)
 
-    async def destroy(self, tenant: str | None = None, *, confirm: str) -> list[str]:
+    async def destroy(self, tenant: str | None = None, *, confirm: str, by: str, reason: str) -> list[str]:
         """Make everything that was ever sealed for this tenant unreadable, for good; returns the ids of its keys.
 
         `confirm` must repeat the tenant, or be "no tenant". Its runs stay listed. See Keyring.destroy.
         """
+        check_words(by, reason)
         await self._store.ready()
         tenant = self._reach.choose(tenant)
         if confirm != (tenant if tenant is not None else NO_TENANT):
             raise InvalidInput("confirm", "must repeat the tenant whose payloads shall become unreadable for good")
         if isinstance(self._keys, Keyring):
-            return await self._keys.destroy(tenant, confirm=tenant)
-        return [key.key_id for key in await self._store.keys.destroy(tenant)]
+            return await self._keys.destroy(tenant, confirm=tenant, by=by, reason=reason)
+        return [key.key_id for key in await self._store.keys.destroy(tenant, by=by, reason=reason)]
 
     # ---------------------------------------------------------------- sealing anew
 

@@ -226,7 +226,7 @@ class Keyring:
         """
         return await self._make(tenant, anew=True)
 
-    async def rotate(self, tenant: str | None) -> str:
+    async def rotate(self, tenant: str | None, *, by: str, reason: str) -> str:
         """Seal with a new data key from now on; returns its id. What older ones sealed still opens.
 
         Other processes notice within half of their `max_age`. Raises KeyLost when the tenant has no active key.
@@ -236,14 +236,15 @@ class Keyring:
             if active is None:
                 raise KeyLost(tenant, None, "it has no active data key to rotate; make one: sagas keys create")
             try:
-                now = await self._keys.rotate(active.key_id, await self._draw(tenant, Purpose.DATA))
+                new = await self._draw(tenant, Purpose.DATA)
+                now = await self._keys.rotate(active.key_id, new, by=by, reason=reason)
             except KeyIdTaken:
                 continue
             self.forget(tenant)
             if now is not None:
                 return now.key_id
 
-    async def destroy(self, tenant: str | None, *, confirm: str | None) -> list[str]:
+    async def destroy(self, tenant: str | None, *, confirm: str | None, by: str, reason: str) -> list[str]:
         """Make everything that was ever sealed for this tenant unreadable, for good; returns the ids of its keys.
 
         `confirm` must repeat the tenant. Other processes notice within their `max_age`. Backups of the keys collection
@@ -252,7 +253,7 @@ class Keyring:
         if confirm != tenant:
             raise InvalidInput("confirm", "must repeat the tenant whose payloads shall become unreadable for good")
         try:
-            left = await self._keys.destroy(tenant)
+            left = await self._keys.destroy(tenant, by=by, reason=reason)
         finally:
             self.forget(tenant)
         return [record.key_id for record in left]

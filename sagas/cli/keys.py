@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from sagas.cli.opening import store_of
 from sagas.cli.printing import DONE, REFUSED, several, table, time, to_json
-from sagas.cli.words import Commands, Parser
+from sagas.cli.words import Commands, Parser, person_words
 from sagas.keykeeping import NO_TENANT, NeedingRun, Rewrap
 from sagas.operator import Operator
 from sagas_store.keys import KeyRecord
@@ -20,7 +20,7 @@ __all__ = ["add"]
 
 _REWRAPPING: Final = timedelta(seconds=90)
 """It goes on through a failover; nobody waits for the first line."""
-_KEY_COLUMNS: Final = ("tenant", "key", "purpose", "state", "created", "retired", "destroyed", "master")
+_KEY_COLUMNS: Final = ("tenant", "key", "purpose", "state", "created", "retired", "destroyed", "master", "by and why")
 
 
 def add(commands: Commands, database: Parser) -> None:
@@ -38,11 +38,13 @@ def add(commands: Commands, database: Parser) -> None:
     among.add_argument("--no-tenant", action="store_true", help="only those of the runs without a tenant")
     listed.set_defaults(act=_keys_list)
 
-    for verb, what in {
-        "create": "make a tenant's first keys, or new ones after a destruction",
-        "rotate": "seal with a new key from now on",
-    }.items():
-        verbs.add_parser(verb, parents=[database, whose], help=what).set_defaults(act=_keys_made)
+    person = person_words()
+    create = verbs.add_parser(
+        "create", parents=[database, whose], help="make a tenant's first keys, or new ones after a destruction"
+    )
+    create.set_defaults(act=_keys_create)
+    rotate = verbs.add_parser("rotate", parents=[database, whose, person], help="seal with a new key from now on")
+    rotate.set_defaults(act=_keys_rotate)
 
     rewrap = verbs.add_parser("rewrap", parents=[database, whose], help="seal anew what older keys have sealed")
     rewrap.set_defaults(act=_keys_rewrap)
@@ -55,12 +57,16 @@ def add(commands: Commands, database: Parser) -> None:
     usage.add_argument("--runs", action="store_true", help="list the runs, too")
     usage.set_defaults(act=_keys_usage)
 
-    discard = verbs.add_parser("discard", parents=[database, whose], help="destroy a retired key that no run needs")
+    discard = verbs.add_parser(
+        "discard", parents=[database, whose, person], help="destroy a retired key that no run needs"
+    )
     discard.add_argument("key_id", metavar="KEY")
     discard.add_argument("--confirm", required=True, metavar="KEY", help="the key's id once more")
     discard.set_defaults(act=_keys_discard)
 
-    destroy = verbs.add_parser("destroy", parents=[database, whose], help="make all of a tenant's payloads unreadable")
+    destroy = verbs.add_parser(
+        "destroy", parents=[database, whose, person], help="make all of a tenant's payloads unreadable"
+    )
     destroy.add_argument("--confirm", required=True, metavar="TENANT", help="the tenant once more, or 'no tenant'")
     destroy.set_defaults(act=_keys_destroy)
 
@@ -81,10 +87,18 @@ async def _keys_list(options: argparse.Namespace) -> int:
     return DONE
 
 
-async def _keys_made(options: argparse.Namespace) -> int:
+async def _keys_create(options: argparse.Namespace) -> int:
     async with store_of(options) as store:
-        keeper = Operator(store).keys
-        made = await (keeper.create if options.verb == "create" else keeper.rotate)(options.tenant)
+        return _made(options, await Operator(store).keys.create(options.tenant))
+
+
+async def _keys_rotate(options: argparse.Namespace) -> int:
+    async with store_of(options) as store:
+        made = await Operator(store).keys.rotate(options.tenant, by=options.by, reason=options.reason)
+    return _made(options, made)
+
+
+def _made(options: argparse.Namespace, made: str) -> int:
     print(json.dumps({"tenant": options.tenant, "key_id": made}) if options.json else f"key {made} seals from now on")
     return DONE
 
@@ -144,7 +158,9 @@ async def _keys_usage(options: argparse.Namespace) -> int:
 
 async def _keys_discard(options: argparse.Namespace) -> int:
     async with store_of(options) as store:
-        await Operator(store).keys.discard(options.tenant, options.key_id, confirm=options.confirm)
+        await Operator(store).keys.discard(
+            options.tenant, options.key_id, confirm=options.confirm, by=options.by, reason=options.reason
+        )
     print(json.dumps({"key_id": options.key_id, "state": "destroyed"}) if options.json else "destroyed")
     return DONE
 
@@ -158,7 +174,9 @@ async def _keys_destroy(options: argparse.Namespace) -> int:
             print("nothing was destroyed", file=sys.stderr)
             return REFUSED
     async with store_of(options) as store:
-        gone = await Operator(store).keys.destroy(options.tenant, confirm=options.confirm)
+        gone = await Operator(store).keys.destroy(
+            options.tenant, confirm=options.confirm, by=options.by, reason=options.reason
+        )
     if options.json:
         print(json.dumps({"tenant": options.tenant, "destroyed": gone}))
     else:
@@ -168,7 +186,8 @@ async def _keys_destroy(options: argparse.Namespace) -> int:
 
 def _key_row(key: KeyRecord) -> tuple[Any, ...]:
     times = (time(key.created_at), time(key.retired_at), time(key.destroyed_at))
-    return (key.tenant or "", key.key_id, key.purpose, key.state, *times, key.master)
+    by, reason = key.destroyed_by or key.retired_by, key.destroyed_reason or key.retired_reason
+    return (key.tenant or "", key.key_id, key.purpose, key.state, *times, key.master, f"{by}: {reason}" if by else "")
 
 
 def _key(key: KeyRecord) -> dict[str, Any]:

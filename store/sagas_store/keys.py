@@ -69,7 +69,12 @@ class KeyRecord:
     state: KeyState
     created_at: datetime
     retired_at: datetime | None
+    retired_by: str | None
+    """Who rotated it away, and below why."""
+    retired_reason: str | None
     destroyed_at: datetime | None
+    destroyed_by: str | None
+    destroyed_reason: str | None
     master: str
     wrapped: bytes | None = field(repr=False)
     """None once it is destroyed."""
@@ -150,7 +155,7 @@ class Keys:
         found = await self._patience.call("find the active key", look)
         return _record(found) if found is not None else None
 
-    async def rotate(self, retiring: str, key: NewKey) -> KeyRecord | None:
+    async def rotate(self, retiring: str, key: NewKey, *, by: str, reason: str) -> KeyRecord | None:
         """Retire the active key `retiring` and make `key` the active one, together; returns the one that is active.
 
         When somebody else has rotated or destroyed it since, nothing is changed and theirs is returned, if any. After a
@@ -164,7 +169,7 @@ class Keys:
                 async def retire() -> bool:
                     retired = await self._collection.update_one(
                         {"_id": retiring, "state": KeyState.ACTIVE},
-                        [{"$set": {"state": KeyState.RETIRED, "retired_at": "$$NOW"}}],
+                        [{"$set": _turned(KeyState.RETIRED, by, reason)}],
                         session=session,
                     )
                     return retired.matched_count == 1
@@ -203,7 +208,7 @@ class Keys:
 
         return old.wrapped is not None and await self._patience.call("rewrap key", write)
 
-    async def destroy(self, tenant: str | None) -> list[KeyRecord]:
+    async def destroy(self, tenant: str | None, *, by: str, reason: str) -> list[KeyRecord]:
         """Overwrite the wrapped bytes of every key of the tenant, and return what is left of them. For good.
 
         Repeated until nothing is left to destroy, so a key that was being made at the same time goes too.
@@ -213,7 +218,7 @@ class Keys:
             done = await self._collection.update_many(
                 {**of_tenant_filter(tenant), "state": {"$ne": KeyState.DESTROYED}},
                 [
-                    {"$set": {"state": KeyState.DESTROYED, "destroyed_at": "$$NOW"}},
+                    {"$set": _turned(KeyState.DESTROYED, by, reason)},
                     {"$unset": ["wrapped"]},
                 ],
             )
@@ -223,7 +228,7 @@ class Keys:
             pass
         return await self.list_of_tenant(tenant)
 
-    async def discard(self, key_id: str) -> bool:
+    async def discard(self, key_id: str, *, by: str, reason: str) -> bool:
         """Overwrite one retired key's wrapped bytes, for good; whether they are gone. Never those of an active one.
 
         Safe to repeat.
@@ -233,7 +238,7 @@ class Keys:
             done = await self._collection.update_one(
                 {"_id": key_id, "state": KeyState.RETIRED},
                 [
-                    {"$set": {"state": KeyState.DESTROYED, "destroyed_at": "$$NOW"}},
+                    {"$set": _turned(KeyState.DESTROYED, by, reason)},
                     {"$unset": ["wrapped"]},
                 ],
             )
@@ -290,6 +295,12 @@ def page_filter(after: str | None) -> Document:
 # -------------------------------------------------------------------- documents
 
 
+def _turned(state: KeyState, by: str, reason: str) -> Document:
+    """What is written of a key that comes to this state: from when, by whose wish, and why."""
+    said = {f"{state}_by": {"$literal": by}, f"{state}_reason": {"$literal": reason}}
+    return {"state": state, f"{state}_at": "$$NOW", **said}
+
+
 def _record(document: Document) -> KeyRecord:
     wrapped = document.get("wrapped")
     return KeyRecord(
@@ -299,7 +310,11 @@ def _record(document: Document) -> KeyRecord:
         state=KeyState(document["state"]),
         created_at=document["created_at"],
         retired_at=document.get("retired_at"),
+        retired_by=document.get("retired_by"),
+        retired_reason=document.get("retired_reason"),
         destroyed_at=document.get("destroyed_at"),
+        destroyed_by=document.get("destroyed_by"),
+        destroyed_reason=document.get("destroyed_reason"),
         master=document["master"],
         wrapped=bytes(wrapped) if wrapped is not None else None,
     )

@@ -22,6 +22,7 @@ from sagas_store.embedded import EmbeddedMongo
 from tests.process.app import Job, fulfil, transact
 from tests.process.fleet import ROOT, SAGAS, Workers, calls_made, check_all, until_at_rest
 from tests.process.test_killed import PLANS, TRANSACTIONS
+from tests.sealing.deployment import WHY
 from tests.support.waiting import eventually
 
 pytestmark = [pytest.mark.process, pytest.mark.slow]
@@ -66,7 +67,7 @@ class Rotation:
     async def go_on(self, enough: asyncio.Event) -> None:
         while not enough.is_set():
             for tenant in TENANTS:
-                await self.keys.rotate(tenant)
+                await self.keys.rotate(tenant, **WHY)
                 self.rotated += 1
             await asyncio.sleep(KEY_AGE.total_seconds())  # by now every process has noticed
             for tenant in TENANTS:
@@ -104,7 +105,7 @@ class Rotation:
                 {"_id": key.key_id}, [{"$set": {"retired_at": {"$subtract": ["$retired_at", 120_000]}}}]
             )
             try:
-                await self.keys.discard(tenant, key.key_id, confirm=key.key_id)
+                await self.keys.discard(tenant, key.key_id, confirm=key.key_id, **WHY)
                 self.discarded += 1
             except KeyRefused:
                 continue
@@ -169,7 +170,7 @@ async def test_no_run_fails_to_open_while_keys_are_rotated_rewrapped_and_destroy
         await check_all(store, database, expected, suspended=False)
 
         for tenant in TENANTS:
-            newest = await rotation.keys.rotate(tenant)
+            newest = await rotation.keys.rotate(tenant, **WHY)
             last = await rotation.keys.rewrap(tenant)
             assert last.left == {}
             await asyncio.sleep(KEY_AGE.total_seconds())

@@ -13,7 +13,7 @@ from pymongo import AsyncMongoClient
 from sagas import MongoStore, StoreUnavailable
 from sagas_store.errors import StoreError, StoreRefused
 from sagas_store.keys import KeyState, NewKey, Purpose
-from tests.sealing.deployment import Deployment, Order, fulfil
+from tests.sealing.deployment import WHY, Deployment, Order, fulfil
 from tests.support.failpoints import fail_point
 
 Ask = Callable[[MongoStore], Awaitable[Any]]
@@ -34,7 +34,7 @@ async def unlucky(mongo_uri: str, shop: Deployment) -> AsyncIterator[MongoStore]
 async def rotation(shop: Deployment) -> Ask:
     active = (await shop.keyring.current("vinet")).key_id
     key = NewKey(key_id=NEW, tenant="vinet", purpose=Purpose.DATA, master="m", wrapped=bytes(48))
-    return lambda store: store.keys.rotate(active, key)
+    return lambda store: store.keys.rotate(active, key, **WHY)
 
 
 async def keeping(shop: Deployment) -> Ask:

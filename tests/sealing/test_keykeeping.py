@@ -119,7 +119,7 @@ async def keys_on(shop: Deployment, run: Run[Order]) -> list[str]:
 async def rotated(shop: Deployment, tenant: str | None = "vinet", *, noticed: bool = True) -> tuple[str, str]:
     """The key before and the key after a rotation, which every process has noticed."""
     old = (await shop.keyring.current(tenant)).key_id
-    new = await shop.operator.keys.rotate(tenant)
+    new = await shop.operator.keys.rotate(tenant, **WHY)
     if noticed:
         await shop.database["sagas.keys"].update_one(
             {"_id": old}, [{"$set": {"retired_at": {"$subtract": ["$retired_at", 3_600_000]}}}]
@@ -164,7 +164,7 @@ async def test_everything_is_sealed_anew_and_opens_once_the_old_key_is_gone(
     assert await sealed_with(shop) == {new, *theirs}
     for run in runs.values():
         assert await keys_on(shop, run) == [new]
-    await keeper.discard("vinet", old, confirm=old)
+    await keeper.discard("vinet", old, confirm=old, **WHY)
     await assert_all_opens(shop.anew(), runs)
     other = shop.anew()
     await other.operator.verdict(fulfil, runs["doubtful"].run_id, happened=False, **WHY)
@@ -195,7 +195,7 @@ async def test_runs_without_a_tenant_are_sealed_anew_too(shop: Deployment, keepe
     old, new = await rotated(shop, None)
     assert (await keeper.rewrap()).complete
     assert await keys_on(shop, run) == [new]
-    await keeper.discard(None, old, confirm=old)
+    await keeper.discard(None, old, confirm=old, **WHY)
 
 
 async def test_a_running_run_is_left_over_and_a_later_pass_gets_it(shop: Deployment, keeper: KeyKeeper) -> None:
@@ -206,7 +206,7 @@ async def test_a_running_run_is_left_over_and_a_later_pass_gets_it(shop: Deploym
         done = await keeper.rewrap("vinet")
         assert (done.left, done.complete, done.payloads) == ({run.run_id: "it is running"}, False, 0)
         with pytest.raises(KeyRefused, match="1 run may still need it"):
-            await keeper.discard("vinet", old, confirm=old)
+            await keeper.discard("vinet", old, confirm=old, **WHY)
         shop.shop.go_on.set()
         await run.result(20)
     assert old in await keys_on(shop, run), "its attempt had begun with it"
@@ -520,16 +520,27 @@ async def test_only_a_retired_key_that_nothing_needs_is_destroyed(shop: Deployme
     run = await shop.client.start(fulfil, Order(), tenant="vinet", delay=DELAY)
     old = (await shop.keyring.current("vinet")).key_id
     with pytest.raises(InvalidInput, match="confirm"):
-        await keeper.discard("vinet", old, confirm="vinet")
+        await keeper.discard("vinet", old, confirm="vinet", **WHY)
     with pytest.raises(KeyRefused, match="rotate first"):
-        await keeper.discard("vinet", old, confirm=old)
+        await keeper.discard("vinet", old, confirm=old, **WHY)
     await rotated(shop)
     with pytest.raises(KeyRefused, match="1 run may still need it"):
-        await keeper.discard("vinet", old, confirm=old)
+        await keeper.discard("vinet", old, confirm=old, **WHY)
     await keeper.rewrap("vinet")
     await shop.keyring.get("vinet", old)
-    await keeper.discard("vinet", old, confirm=old)
-    await keeper.discard("vinet", old, confirm=old)  # a repeat after a lost reply
+    await keeper.discard("vinet", old, confirm=old, by="$$NOW", reason="$nothing")
+    await keeper.discard("vinet", old, confirm=old, **WHY)  # a repeat after a lost reply
+    gone = next(key for key in await keeper.of_tenant("vinet") if key.key_id == old)
+    assert (gone.retired_by, gone.retired_reason) == (WHY["by"], WHY["reason"])
+    assert (gone.destroyed_by, gone.destroyed_reason) == ("$$NOW", "$nothing")
+    for nobody in ({"by": "", "reason": "why"}, {"by": "ann@shop", "reason": " "}):
+        for refused in (
+            keeper.rotate("vinet", **nobody),
+            keeper.discard("vinet", old, confirm=old, **nobody),
+            keeper.destroy("vinet", confirm="vinet", **nobody),
+        ):
+            with pytest.raises(InvalidInput, match="must be a text that says"):
+                await refused
     with pytest.raises(KeyLost, match="destroyed"):
         await shop.keyring.get("vinet", old)
     states = {key.key_id: key.state for key in await keeper.of_tenant("vinet")}
@@ -545,12 +556,12 @@ async def test_the_lookup_key_and_unknown_keys_are_refused(shop: Deployment, kee
     theirs = (await shop.keyring.current("hanar")).key_id
     lookup = next(key.key_id for key in await keeper.of_tenant("vinet") if key.purpose == "lookup")
     with pytest.raises(KeyRefused, match="never rotated"):
-        await keeper.discard("vinet", lookup, confirm=lookup)
+        await keeper.discard("vinet", lookup, confirm=lookup, **WHY)
     for tenant, key_id in (("vinet", theirs), ("vinet", "0" * 16), (None, theirs)):
         for asked in (
             keeper.usage(tenant, key_id),
             keeper.runs_needing(tenant, key_id),
-            keeper.discard(tenant, key_id, confirm=key_id),
+            keeper.discard(tenant, key_id, confirm=key_id, **WHY),
         ):
             with pytest.raises(KeyRefused, match="no key of that id"):
                 await asked
@@ -562,13 +573,13 @@ async def test_a_tenant_is_destroyed_and_begins_anew_when_confirmed(shop: Deploy
     lookup, run_key = [key.key_id for key in await keeper.of_tenant("vinet")]
     for tenant, wrong in (("vinet", "hanar"), ("vinet", "no tenant"), (None, ""), (None, "vinet")):
         with pytest.raises(InvalidInput, match="confirm"):
-            await keeper.destroy(tenant, confirm=wrong)
-    assert await keeper.destroy("vinet", confirm="vinet") == [lookup, run_key]
-    assert len(await keeper.destroy(confirm="no tenant")) == 2, "a lookup key and a data key"
+            await keeper.destroy(tenant, confirm=wrong, **WHY)
+    assert await keeper.destroy("vinet", confirm="vinet", **WHY) == [lookup, run_key]
+    assert len(await keeper.destroy(confirm="no tenant", **WHY)) == 2, "a lookup key and a data key"
     with pytest.raises(KeyLost):
         await keeper.rewrap("vinet")
     with pytest.raises(KeyLost):
-        await keeper.rotate("vinet")
+        await keeper.rotate("vinet", **WHY)
     fresh = await keeper.create("vinet")
     assert (await shop.client.start(fulfil, Order(), tenant="vinet", delay=DELAY)).created
     assert (await keeper.rewrap("vinet")).key_id == fresh
@@ -593,20 +604,20 @@ async def test_a_bound_operator_reaches_its_own_tenants_keys_alone(shop: Deploym
         bound.usage("hanar", theirs),
         bound.runs_needing("hanar", theirs),
         bound.create("hanar"),
-        bound.rotate("hanar"),
+        bound.rotate("hanar", **WHY),
         bound.rewrap("hanar"),
-        bound.discard("hanar", theirs, confirm=theirs),
-        bound.destroy("hanar", confirm="hanar"),
+        bound.discard("hanar", theirs, confirm=theirs, **WHY),
+        bound.destroy("hanar", confirm="hanar", **WHY),
         bound.rewrap_master(),
     ):
         with pytest.raises(InvalidInput, match="tenant"):
             await asked
     with pytest.raises(InvalidInput, match="confirm"):
-        await bound.destroy(confirm="no tenant")
-    new = await bound.rotate()
+        await bound.destroy(confirm="no tenant", **WHY)
+    new = await bound.rotate(**WHY)
     assert (await bound.rewrap()).key_id == new
     assert await bound.create() == new
-    assert (await bound.destroy(confirm="vinet"))[-2:] == [ours, new]
+    assert (await bound.destroy(confirm="vinet", **WHY))[-2:] == [ours, new]
     assert (await shop.operator.keys.usage("hanar", theirs)).key.state is KeyState.ACTIVE
     unbound = {key.tenant async for key in shop.operator.keys.every()}
     assert unbound == {"vinet", "hanar"}
@@ -618,14 +629,19 @@ async def test_without_a_keyring_one_may_look_and_destroy(shop: Deployment) -> N
     keyless = Operator(MongoStore(shop.database)).keys
     assert (await keyless.of_tenant("vinet"))[1].key_id == old
     assert (await keyless.usage("vinet", old)).runs == {State.PENDING: 1}
-    for asked in (keyless.rotate("vinet"), keyless.create("vinet"), keyless.rewrap("vinet"), keyless.rewrap_master()):
+    for asked in (
+        keyless.rotate("vinet", **WHY),
+        keyless.create("vinet"),
+        keyless.rewrap("vinet"),
+        keyless.rewrap_master(),
+    ):
         with pytest.raises(InvalidInput, match="keyring"):
             await asked
     with pytest.raises(KeyRefused, match="may still need it"):
-        await keyless.discard("vinet", old, confirm=old)
+        await keyless.discard("vinet", old, confirm=old, **WHY)
     await shop.operator.keys.rewrap("vinet")
-    await keyless.discard("vinet", old, confirm=old)
-    assert len(await keyless.destroy("vinet", confirm="vinet")) == 3
+    await keyless.discard("vinet", old, confirm=old, **WHY)
+    assert len(await keyless.destroy("vinet", confirm="vinet", **WHY)) == 3
     assert (await Client(MongoStore(shop.database)).get(run.run_id)).tenant == "vinet"
 
 

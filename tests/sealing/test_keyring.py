@@ -27,6 +27,7 @@ from sagas.sealing import Slot
 from sagas.wrapping import KeyName, LocalKeyWrapper
 from sagas_store import MongoStore
 from sagas_store.keys import KeyState, Purpose
+from tests.sealing.deployment import WHY
 from tests.sealing.wrapping import CountingWrapper
 from tests.support.waiting import eventually
 
@@ -422,7 +423,7 @@ async def test_a_key_moved_to_another_tenants_record_does_not_open(
 async def test_after_a_rotation_new_payloads_use_the_new_key_and_old_ones_still_open(keyring: Keyring) -> None:
     old = await keyring.sealer("vinet", RUN)
     stored = old.seal(Slot.INPUT, 0, PAYLOAD)
-    new_id = await keyring.rotate("vinet")
+    new_id = await keyring.rotate("vinet", **WHY)
     sealer = await keyring.sealer("vinet", RUN, [stored])
     assert sealer.key_id == new_id
     assert sealer.key_ids == {old.key_id, new_id}
@@ -436,14 +437,14 @@ async def test_another_process_notices_a_rotation_within_half_the_age(
 ) -> None:
     elsewhere = bound(store, CountingWrapper(), clock)
     await elsewhere.current("vinet")
-    new_id = await keyring.rotate("vinet")
+    new_id = await keyring.rotate("vinet", **WHY)
     clock.move(AGE.total_seconds() / 2)
     assert (await elsewhere.current("vinet")).key_id == new_id
 
 
 async def test_a_rotation_keeps_the_run_ids(keyring: Keyring) -> None:
     before = (await keyring.lookup_key("vinet")).run_id("fulfil-order", "order-10248")
-    await keyring.rotate("vinet")
+    await keyring.rotate("vinet", **WHY)
     assert (await keyring.lookup_key("vinet")).run_id("fulfil-order", "order-10248") == before
 
 
@@ -452,7 +453,7 @@ async def test_rotations_at_once_leave_one_active_key_which_all_name(
 ) -> None:
     await keyring.current("vinet")
     rings = [bound(store, CountingWrapper(), clock) for _ in range(4)]
-    await asyncio.gather(*(ring.rotate("vinet") for ring in rings))
+    await asyncio.gather(*(ring.rotate("vinet", **WHY) for ring in rings))
     active = [key for key in await keyring.keys("vinet") if key.state is KeyState.ACTIVE and key.purpose == "data"]
     assert len(active) == 1
     assert {(await bound(store, CountingWrapper(), clock).current("vinet")).key_id} == {active[0].key_id}
@@ -460,7 +461,7 @@ async def test_rotations_at_once_leave_one_active_key_which_all_name(
 
 async def test_a_tenant_without_a_key_has_nothing_to_rotate(keyring: Keyring) -> None:
     with pytest.raises(KeyLost, match="no active data key to rotate"):
-        await keyring.rotate("vinet")
+        await keyring.rotate("vinet", **WHY)
 
 
 async def test_after_rewrapping_the_old_master_key_can_go(store: MongoStore, clock: Clock) -> None:
@@ -470,7 +471,7 @@ async def test_after_rewrapping_the_old_master_key_can_go(store: MongoStore, clo
         return keyring
 
     stored = {tenant: (await ring("2025").sealer(tenant, RUN)).seal(Slot.INPUT, 0, PAYLOAD) for tenant in "abc"}
-    await ring("2025").destroy("c", confirm="c")
+    await ring("2025").destroy("c", confirm="c", **WHY)
     done = await ring("2025", "2026").rewrap_keys()
     assert (len(done.done), done.failed) == (4, {})
     assert {key.master for tenant in "ab" for key in await ring("2026").keys(tenant)} == {"2026"}
@@ -500,7 +501,7 @@ async def test_what_a_destroyed_tenant_sealed_opens_nowhere_any_more(
     stored = (await keyring.sealer("vinet", RUN)).seal(Slot.INPUT, 0, PAYLOAD)
     under_way = await elsewhere.sealer("vinet", RUN, [stored])
     kept = {key.key_id for key in await keyring.keys("vinet")}
-    assert set(await keyring.destroy("vinet", confirm="vinet")) == kept
+    assert set(await keyring.destroy("vinet", confirm="vinet", **WHY)) == kept
     with pytest.raises(KeyLost, match="it was destroyed at 20"):
         await keyring.opener("vinet", RUN, [stored])  # at once where it was destroyed
     await elsewhere.opener("vinet", RUN, [stored])
@@ -520,7 +521,7 @@ async def test_a_key_that_is_on_its_way_while_it_is_destroyed_is_not_remembered(
     under_way = asyncio.create_task(keyring.get("vinet", key_id))
     while wrapper.unwrapped[key_id] == calls:
         await asyncio.sleep(0)
-    await keyring.destroy("vinet", confirm="vinet")
+    await keyring.destroy("vinet", confirm="vinet", **WHY)
     wrapper.release.set()
     for _ in range(2):
         with pytest.raises(KeyLost, match="it was destroyed"):
@@ -530,8 +531,8 @@ async def test_a_key_that_is_on_its_way_while_it_is_destroyed_is_not_remembered(
 
 async def test_a_destroyed_tenant_is_not_given_new_keys_by_accident(keyring: Keyring) -> None:
     before = (await keyring.lookup_key("vinet")).run_id("fulfil-order", "order-10248")
-    await keyring.destroy("vinet", confirm="vinet")
-    for ask in (keyring.sealer("vinet", RUN), keyring.lookup_key("vinet"), keyring.rotate("vinet")):
+    await keyring.destroy("vinet", confirm="vinet", **WHY)
+    for ask in (keyring.sealer("vinet", RUN), keyring.lookup_key("vinet"), keyring.rotate("vinet", **WHY)):
         with pytest.raises(KeyLost):
             await ask
     assert await keyring.create("vinet") == (await keyring.current("vinet")).key_id
@@ -543,7 +544,7 @@ async def test_another_process_finds_the_new_key_of_a_tenant_that_began_anew(
 ) -> None:
     elsewhere = bound(store, CountingWrapper(), clock)
     await elsewhere.current("vinet")
-    await keyring.destroy("vinet", confirm="vinet")
+    await keyring.destroy("vinet", confirm="vinet", **WHY)
     new_id = await keyring.create("vinet")
     clock.move(AGE.total_seconds() / 2)
     assert (await elsewhere.current("vinet")).key_id == new_id
@@ -556,7 +557,7 @@ async def test_a_key_found_destroyed_is_no_longer_taken_for_the_newest(
     await elsewhere.get("vinet", (await keyring.current("vinet")).key_id)
     clock.move(AGE.total_seconds() * 0.4)
     await elsewhere.current("vinet")  # learns only now that this is the newest one
-    await keyring.destroy("vinet", confirm="vinet")
+    await keyring.destroy("vinet", confirm="vinet", **WHY)
     new_id = await keyring.create("vinet")
     clock.move(AGE.total_seconds() * 0.1)
     with pytest.raises(KeyLost, match="it was destroyed"):
@@ -568,7 +569,7 @@ async def test_a_key_found_destroyed_is_no_longer_taken_for_the_newest(
 async def test_destroying_without_naming_the_tenant_is_refused(keyring: Keyring, confirm: str | None) -> None:
     key_id = (await keyring.current("vinet")).key_id
     with pytest.raises(InvalidInput, match="must repeat the tenant"):
-        await keyring.destroy("vinet", confirm=confirm)
+        await keyring.destroy("vinet", confirm=confirm, **WHY)
     assert (await keyring.current("vinet")).key_id == key_id
 
 

@@ -15,6 +15,7 @@ from sagas_store import MongoStore
 from sagas_store.errors import KeyIdTaken, StoreRefused
 from sagas_store.keys import KeyRecord, Keys, KeyState, NewKey, Purpose, active_filter, of_tenant_filter, page_filter
 from tests.conftest import DRIVERS
+from tests.sealing.deployment import WHY
 
 pytestmark = pytest.mark.parametrize("driver", DRIVERS)
 
@@ -103,7 +104,7 @@ async def test_a_repeat_after_a_lost_reply_keeps_one_key(store: MongoStore) -> N
 async def test_a_repeat_does_not_bring_back_a_key_that_was_retired_meanwhile(store: MongoStore) -> None:
     key = new_key()
     before = await kept(store, key)
-    await store.keys.rotate(key.key_id, new_key())
+    await store.keys.rotate(key.key_id, new_key(), **WHY)
     retired = await store.keys.get(key.key_id)
     await store.keys._insert(key, None)
     assert retired is not None
@@ -117,7 +118,7 @@ async def test_an_id_that_is_taken_is_refused_and_nothing_is_overwritten(store: 
     with pytest.raises(KeyIdTaken):
         await store.keys.insert_first(new_key("hanar", key_id=key.key_id))
     with pytest.raises(KeyIdTaken):
-        await store.keys.rotate(key.key_id, new_key(key_id=key.key_id))
+        await store.keys.rotate(key.key_id, new_key(key_id=key.key_id), **WHY)
     assert await store.keys.get(key.key_id) == record
     assert await store.keys.list_of_tenant("hanar") == []
 
@@ -143,7 +144,7 @@ async def test_a_rotation_retires_the_old_key_and_makes_the_new_one_active(
 ) -> None:
     old, new = new_key(tenant), new_key(tenant)
     await kept(store, old)
-    active = await store.keys.rotate(old.key_id, new)
+    active = await store.keys.rotate(old.key_id, new, **WHY)
     assert active is not None
     assert active.key_id == new.key_id
     assert active == await store.keys.newest_active(tenant, DATA)
@@ -151,11 +152,12 @@ async def test_a_rotation_retires_the_old_key_and_makes_the_new_one_active(
     assert (retired.key_id, retired.state, retired.wrapped) == (old.key_id, KeyState.RETIRED, old.wrapped)
     assert retired.retired_at is not None
     assert retired.retired_at >= retired.created_at
+    assert (retired.retired_by, retired.retired_reason) == (WHY["by"], WHY["reason"])
 
 
 async def test_of_rotations_at_once_each_leaves_one_active_key(store: MongoStore) -> None:
     first = await kept(store, new_key())
-    made = await asyncio.gather(*(store.keys.rotate(first.key_id, new_key()) for _ in range(8)))
+    made = await asyncio.gather(*(store.keys.rotate(first.key_id, new_key(), **WHY) for _ in range(8)))
     assert len({record.key_id for record in made if record is not None}) == 1
     states = [record.state for record in await store.keys.list_of_tenant("vinet")]
     assert sorted(states) == [KeyState.ACTIVE, KeyState.RETIRED]
@@ -163,8 +165,8 @@ async def test_of_rotations_at_once_each_leaves_one_active_key(store: MongoStore
 
 async def test_a_rotation_of_a_destroyed_tenant_makes_no_key(store: MongoStore) -> None:
     first = await kept(store, new_key())
-    await store.keys.destroy("vinet")
-    assert await store.keys.rotate(first.key_id, new_key()) is None
+    await store.keys.destroy("vinet", **WHY)
+    assert await store.keys.rotate(first.key_id, new_key(), **WHY) is None
     assert [one.state for one in await store.keys.list_of_tenant("vinet")] == [KeyState.DESTROYED]
 
 
@@ -183,7 +185,7 @@ async def test_rewrapping_replaces_the_wrapped_bytes_and_nothing_else(store: Mon
 
 async def test_a_key_that_was_destroyed_meanwhile_does_not_come_back(store: MongoStore) -> None:
     record = await kept(store, new_key())
-    await store.keys.destroy("vinet")
+    await store.keys.destroy("vinet", **WHY)
     assert not await store.keys.rewrap(record, master="2027", wrapped=b"new")
     now = await store.keys.get(record.key_id)
     assert now is not None
@@ -201,8 +203,8 @@ async def test_destroying_overwrites_every_key_of_the_tenant_and_of_no_other(
     data, lookup, other = new_key(tenant), new_key(tenant, LOOKUP), new_key("hanar")
     for key in (data, lookup, other):
         await kept(store, key)
-    await store.keys.rotate(data.key_id, new_key(tenant))
-    left = await store.keys.destroy(tenant)
+    await store.keys.rotate(data.key_id, new_key(tenant), **WHY)
+    left = await store.keys.destroy(tenant, **WHY)
     assert [(one.state, one.wrapped) for one in left] == [(KeyState.DESTROYED, None)] * 3
     assert all(one.destroyed_at is not None for one in left)
     assert left == await store.keys.list_of_tenant(tenant)
@@ -217,9 +219,10 @@ async def test_destroying_overwrites_every_key_of_the_tenant_and_of_no_other(
 
 async def test_destroying_twice_keeps_the_first_time(store: MongoStore) -> None:
     await kept(store, new_key())
-    first = await store.keys.destroy("vinet")
-    assert await store.keys.destroy("vinet") == first
-    assert await store.keys.destroy("nobody") == []
+    first = await store.keys.destroy("vinet", **WHY)
+    assert [(one.destroyed_by, one.destroyed_reason) for one in first] == [(WHY["by"], WHY["reason"])]
+    assert await store.keys.destroy("vinet", by="bob@shop", reason="for another reason") == first
+    assert await store.keys.destroy("nobody", **WHY) == []
 
 
 async def test_whatever_races_a_destruction_nothing_of_the_tenant_is_left_active(store: MongoStore) -> None:
@@ -227,8 +230,8 @@ async def test_whatever_races_a_destruction_nothing_of_the_tenant_is_left_active
         tenant = secrets.token_hex(4)
         first = await kept(store, new_key(tenant))
         await asyncio.gather(
-            store.keys.destroy(tenant),
-            *(store.keys.rotate(first.key_id, new_key(tenant)) for _ in range(3)),
+            store.keys.destroy(tenant, **WHY),
+            *(store.keys.rotate(first.key_id, new_key(tenant), **WHY) for _ in range(3)),
         )
         assert {one.state for one in await store.keys.list_of_tenant(tenant)} == {KeyState.DESTROYED}
 

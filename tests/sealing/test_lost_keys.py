@@ -182,7 +182,7 @@ async def test_what_a_destroyed_key_has_sealed_opens_nowhere_once_caches_are_ove
         theirs = await other.client.start(fulfil, Order(number=7), key="theirs", tenant="hanar")
         assert (await theirs.result(20)).number == 7
 
-        await shop.keyring.destroy("vinet", confirm="vinet")
+        await shop.keyring.destroy("vinet", confirm="vinet", **WHY)
         assert (await other.client.get(done.run_id)).key == "declined", "it remembers the key, for a bounded time"
         clock.now += timedelta(minutes=5).total_seconds()
 

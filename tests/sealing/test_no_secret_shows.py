@@ -20,6 +20,7 @@ from sagas.keyring import ClaimRound, Keyring
 from sagas.sealing import RunOpener, Slot
 from sagas.wrapping import KeyName, LocalKeyWrapper, Wrapped, add_master_key
 from sagas_store import MongoStore
+from tests.sealing.deployment import WHY
 
 CANARY = b"canary, 32 bytes of a secret key"
 MASTER = b"canary, 32 bytes of a master key"
@@ -100,7 +101,7 @@ async def test_no_failure_shows_a_secret(
         lambda: ring().lookup_key("vinet"),
         lambda: ring().current("hanar"),
         lambda: ring().create("hanar"),
-        lambda: ring().rotate("vinet"),
+        lambda: ring().rotate("vinet", **WHY),
         lambda: keyring.sealer("vinet", RUN, [stored], claim_round=ClaimRound()),
     ]
     for call in calls:

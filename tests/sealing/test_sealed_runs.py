@@ -290,7 +290,7 @@ async def test_a_result_that_does_not_open_says_so(shop: Deployment) -> None:
 async def test_after_a_rotation_old_runs_go_on_and_say_which_keys_they_need(shop: Deployment) -> None:
     run = await shop.client.start(fulfil, Order(note="wait"), tenant="vinet")
     old = await shop.keyring.current("vinet")
-    new_id = await shop.keyring.rotate("vinet")
+    new_id = await shop.keyring.rotate("vinet", **WHY)
     async with shop.working():
         await asyncio.wait_for(shop.shop.inside.wait(), 20)
         shop.shop.go_on.set()
@@ -313,7 +313,7 @@ async def test_a_long_list_of_starts_is_sealed_as_it_is_stored(
     async def then_rotated(runs: Sequence[NewRun]) -> set[str]:
         existing = await insert(runs)
         batches.append({key for run in runs for key in run.keys})
-        await shop.operator.keys.rotate("vinet")
+        await shop.operator.keys.rotate("vinet", **WHY)
         return existing
 
     monkeypatch.setattr(shop.store.runs, "insert_many", then_rotated)

@@ -41,7 +41,7 @@ LISTS: dict[str, Callable[..., Any]] = {"runs": lambda client, _, **chosen: clie
 KEYS: dict[str, Callable[..., Any]] = {
     "usage": lambda operator, key_id: operator.keys.usage(None, key_id),
     "runs_needing": lambda operator, key_id: operator.keys.runs_needing(None, key_id),
-    "discard": lambda operator, key_id: operator.keys.discard(None, key_id, confirm=key_id),
+    "discard": lambda operator, key_id: operator.keys.discard(None, key_id, confirm=key_id, **WHY),
 }
 
 
