@@ -38,6 +38,9 @@ T = TypeVar("T")
 
 REASON = "canary-4711 the auditors asked for it"
 SAID = ("--by", "ann@shop", "--reason", REASON)
+WHY = "the yearly rotation"
+OF_KEYS = ("--by", "ann@shop", "--reason", WHY)
+"""What is said of keys stays in the clear: there may be none left to seal it with."""
 
 
 @dataclass
@@ -452,9 +455,9 @@ def test_a_key_lives_from_create_to_discard(cli: Cli) -> None:
     (again,) = cli.lines("keys", "create", "--tenant", "vinet")
     assert again == {"tenant": "vinet", "key_id": first}
     run_id = cli.start("vinet")
-    (second,) = cli.lines("keys", "rotate", "--tenant", "vinet")
+    (second,) = cli.lines("keys", "rotate", "--tenant", "vinet", *OF_KEYS)
     assert second["key_id"] != first
-    code, out, err = cli("keys", "discard", first, "--tenant", "vinet", "--confirm", first)
+    code, out, err = cli("keys", "discard", first, "--tenant", "vinet", "--confirm", first, *OF_KEYS)
     assert (code, out) == (1, "")
     assert "may not have noticed" in err
     cli.age(first)
@@ -466,18 +469,22 @@ def test_a_key_lives_from_create_to_discard(cli: Cli) -> None:
     ]  # fmt: skip
     assert "it may not be discarded: 1 run may still need it" in out
     assert out.splitlines()[-1].split() == [run_id, "pending"]
-    assert cli("keys", "discard", first, "--tenant", "vinet", "--confirm", first)[0] == 1
+    assert cli("keys", "discard", first, "--tenant", "vinet", "--confirm", first, *OF_KEYS)[0] == 1
     code, out, err = cli("keys", "rewrap", "--tenant", "vinet")
     assert (code, out) == (0, f"on key {second['key_id']} alone: 1 run; sealed anew: 1 payload\n")
     assert err == "1 of 1 run, 1 payload, 0 left over\n"
     (usage,) = cli.lines("keys", "usage", first, "--tenant", "vinet", "--runs")
     assert (usage["discardable"], usage["open"], usage["runs"]) == (True, 0, [])
-    assert cli("keys", "discard", first, "--tenant", "vinet", "--confirm", "vinet")[0] == 2
-    code, out, _ = cli("keys", "discard", first, "--tenant", "vinet", "--confirm", first)
+    assert cli("keys", "discard", first, "--tenant", "vinet", "--confirm", "vinet", *OF_KEYS)[0] == 2
+    code, out, _ = cli("keys", "discard", first, "--tenant", "vinet", "--confirm", first, *OF_KEYS)
     assert (code, out) == (0, "destroyed\n")
     states = {key["key_id"]: key["state"] for key in cli.lines("keys", "list", "--tenant", "vinet")}
     assert states[first] == KeyState.DESTROYED
     assert states[second["key_id"]] == KeyState.ACTIVE
+    (gone,) = [key for key in cli.lines("keys", "list", "--tenant", "vinet") if key["key_id"] == first]
+    assert (gone["retired_by"], gone["retired_reason"]) == ("ann@shop", WHY)
+    assert (gone["destroyed_by"], gone["destroyed_reason"]) == ("ann@shop", WHY)
+    assert f"ann@shop: {WHY}" in cli("keys", "list", "--tenant", "vinet")[1]
 
 
 def test_what_a_rewrap_leaves_over_is_named(cli: Cli) -> None:
@@ -488,7 +495,7 @@ def test_what_a_rewrap_leaves_over_is_named(cli: Cli) -> None:
         await store.claims.take([("fulfil", 1)], token="t", worker="w", lease=timedelta(minutes=5), limit=1)
 
     cli.do(claimed)
-    cli("keys", "rotate", "--tenant", "vinet")
+    cli("keys", "rotate", "--tenant", "vinet", *OF_KEYS)
     code, out, _ = cli("keys", "rewrap", "--tenant", "vinet")
     assert (code, out.splitlines()[-1]) == (1, f"left over {run_id}: it is running")
     code, out, _ = cli("keys", "rewrap", "--tenant", "vinet", "--json")
@@ -501,13 +508,14 @@ def test_keys_are_listed_for_one_or_for_all(cli: Cli) -> None:
     code, out, _ = cli("keys", "list")
     assert code == 0
     assert out.splitlines()[0].split() == [
-        "tenant", "key", "purpose", "state", "created", "retired", "destroyed", "master",
+        "tenant", "key", "purpose", "state", "created", "retired", "destroyed", "master", "by", "and", "why",
     ]  # fmt: skip
     assert len(cli.lines("keys", "list")) == 4, "a lookup key and a data key each"
     assert {key["tenant"] for key in cli.lines("keys", "list", "--tenant", "vinet")} == {"vinet"}
     (nobodys, *_) = cli.lines("keys", "list", "--no-tenant")
     assert nobodys.keys() == {
-        "key_id", "tenant", "purpose", "state", "created_at", "retired_at", "destroyed_at", "master",
+        "key_id", "tenant", "purpose", "state", "created_at", "retired_at", "retired_by", "retired_reason",
+        "destroyed_at", "destroyed_by", "destroyed_reason", "master",
     }  # fmt: skip
     assert (nobodys["tenant"], nobodys["master"]) == (None, "2026-11")
 
@@ -526,16 +534,18 @@ def test_master_keys_are_rewrapped(cli: Cli) -> None:
 
 def test_whose_keys_has_to_be_said(cli: Cli) -> None:
     for words in (
-        ("create",), ("rotate",), ("rewrap",), ("usage", "0" * 16), ("discard", "0" * 16, "--confirm", "0" * 16),
-        ("destroy", "--confirm", "vinet"), ("rotate", "--tenant", "vinet", "--no-tenant"), (),
-        ("destroy", "--tenant", "vinet"),
+        ("create",), ("rotate", *OF_KEYS), ("rewrap",), ("usage", "0" * 16),
+        ("discard", "0" * 16, "--confirm", "0" * 16, *OF_KEYS),
+        ("destroy", "--confirm", "vinet", *OF_KEYS), ("rotate", "--tenant", "vinet", "--no-tenant", *OF_KEYS), (),
+        ("destroy", "--tenant", "vinet", *OF_KEYS), ("rotate", "--tenant", "vinet"),
+        ("destroy", "--tenant", "vinet", "--confirm", "vinet", "--by", "ann@shop"),
     ):  # fmt: skip
         assert cli("keys", *words)[0] == 2, words
     code, _, err = cli("keys", "usage", "0" * 16, "--tenant", "vinet")
     assert (code, "no key of that id" in err) == (1, True)
-    code, _, err = cli("keys", "rotate", "--tenant", "vinet", keyed=False)
+    code, _, err = cli("keys", "rotate", "--tenant", "vinet", *OF_KEYS, keyed=False)
     assert (code, "keyring" in err) == (2, True)
-    code, _, err = cli("keys", "rotate", "--tenant", "vinet")
+    code, _, err = cli("keys", "rotate", "--tenant", "vinet", *OF_KEYS)
     assert (code, "make one" in err) == (1, True)
 
 
@@ -547,16 +557,16 @@ def on_a_terminal(monkeypatch: pytest.MonkeyPatch, typed: str) -> None:
 
 def test_a_destruction_is_asked_for_twice(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     run_id = cli.start("vinet", key="order-10248")
-    code, _, err = cli("keys", "destroy", "--tenant", "vinet", "--confirm", "hanar")
+    code, _, err = cli("keys", "destroy", "--tenant", "vinet", "--confirm", "hanar", *OF_KEYS)
     assert (code, "confirm" in err) == (2, True)
     for typed in ("no\n", "", "hanar\n"):
         on_a_terminal(monkeypatch, typed)
-        code, out, err = cli("keys", "destroy", "--tenant", "vinet", "--confirm", "vinet")
+        code, out, err = cli("keys", "destroy", "--tenant", "vinet", "--confirm", "vinet", *OF_KEYS)
         assert (code, out) == (1, "")
         assert "nothing was destroyed" in err
     assert cli.run(run_id).key == "order-10248"
     on_a_terminal(monkeypatch, "vinet\n")
-    code, out, err = cli("keys", "destroy", "--tenant", "vinet", "--confirm", "vinet")
+    code, out, err = cli("keys", "destroy", "--tenant", "vinet", "--confirm", "vinet", *OF_KEYS)
     assert (code, out) == (0, "2 keys are destroyed\n")
     assert "Type vinet to go on" in err
     assert cli.run(run_id).key is None, "listed, and sealed for good"
@@ -565,6 +575,6 @@ def test_a_destruction_is_asked_for_twice(cli: Cli, monkeypatch: pytest.MonkeyPa
 def test_a_script_that_says_it_twice_is_not_asked_again(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     cli.start(None)
     monkeypatch.setattr("sys.stdin", io.StringIO())
-    code, out, _ = cli("keys", "destroy", "--no-tenant", "--confirm", "no tenant", "--json")
+    code, out, _ = cli("keys", "destroy", "--no-tenant", "--confirm", "no tenant", "--json", *OF_KEYS)
     assert (code, len(json.loads(out)["destroyed"])) == (0, 2)
     assert {key["state"] for key in cli.lines("keys", "list")} == {KeyState.DESTROYED}
