@@ -12,7 +12,8 @@ from typing import Any, Final
 from sagas.definition import Saga
 from sagas.errors import SagaError
 from sagas.log import get_logger
-from sagas.worker import WORKER_NAME_MAX, Worker, WorkerOptions, draining_on_signals, served, worker_name
+from sagas.signals import draining_on_signals
+from sagas.worker import WORKER_NAME_MAX, Worker, WorkerOptions, served, worker_name
 from sagas_store.numbers import check_duration
 from sagas_store.tenants import TENANT_MAX, TenantDatabases
 

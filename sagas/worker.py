@@ -9,11 +9,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import signal
 import socket
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -28,15 +27,15 @@ from sagas.keyring import ClaimRound, refuse_unkeyed
 from sagas.lease import Lease, LeaseLapsed
 from sagas.limits import Limits
 from sagas.log import get_logger
+from sagas.signals import draining_on_signals
 from sagas_store import MongoStore
 from sagas_store.numbers import check_count, check_duration
 from sagas_store.records import RunRecord
 
-__all__ = ["WORKER_NAME_MAX", "Worker", "WorkerOptions", "draining_on_signals", "served", "worker_name"]
+__all__ = ["WORKER_NAME_MAX", "Worker", "WorkerOptions", "served", "worker_name"]
 
 WORKER_NAME_MAX: Final = 256
 """Characters: the name stands in every entry that the worker writes."""
-_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 _RENEWALS_PER_LEASE: Final = 3
 _LOOKS_PER_LEASE: Final = 20
 _GATHER: Final = timedelta(milliseconds=20)
@@ -70,7 +69,9 @@ class WorkerOptions:
     limits: Limits = field(default_factory=Limits)
     """How large contexts may be."""
     handle_signals: bool = True
-    """Drain on SIGTERM and SIGINT (when run in the main thread). A second signal cuts the grace short."""
+    """Drain on SIGTERM and SIGINT (when run in the main thread). A second signal cuts the grace short. While it runs
+    this takes the place of the application's own handlers, which are put back when the last worker of the process has
+    ended. False leaves them alone: then call `stop`."""
 
     def __post_init__(self) -> None:
         for name in ("concurrency", "threads", "tenant_concurrency"):
@@ -431,23 +432,6 @@ def served(sagas: Sequence[Saga[Any]], limits: Limits) -> dict[tuple[str, int], 
         limits.check_room(saga)
         by_version[saga.name, saga.version] = saga
     return by_version
-
-
-@contextlib.contextmanager
-def draining_on_signals(stop: Callable[[], None], *, enabled: bool) -> Iterator[None]:
-    """Call `stop` at SIGTERM and SIGINT."""
-    loop = asyncio.get_running_loop()
-    installed = []
-    if enabled:
-        for number in _SIGNALS:
-            with contextlib.suppress(ValueError, RuntimeError, NotImplementedError):  # not the main thread; Windows
-                loop.add_signal_handler(number, stop)
-                installed.append(number)
-    try:
-        yield
-    finally:
-        for number in installed:
-            loop.remove_signal_handler(number)
 
 
 def _where(fault: BaseException) -> dict[str, str]:
