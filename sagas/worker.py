@@ -248,8 +248,8 @@ class Worker:
         try:
             journals = await self._store.journal.load_many(again) if again else {}
         except StoreError:
-            for run in runs:
-                await self._end_lease(run)  # nobody would drive them until then
+            # Nobody would drive them until then. All in one: each has the whole of the store's patience.
+            await asyncio.gather(*(self._end_lease(run) for run in runs))
             raise
         together = ClaimRound()
         for run in runs:

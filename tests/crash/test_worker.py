@@ -551,6 +551,40 @@ async def test_a_worker_may_be_named_by_any_text(store: MongoStore) -> None:
         assert (await run.info()).worker == "$state"
 
 
+async def test_claimed_runs_whose_journals_cannot_be_read_are_let_go_all_at_once(
+    store: MongoStore, database: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One after the other, each with the whole of the store's patience, they would keep a drain waiting for hours."""
+    ends, all_asked = 0, asyncio.Event()
+    end_lease = store.runs.end_lease
+
+    async def away(run_ids: list[str]) -> dict[str, list[Entry]]:
+        raise StoreUnavailable("read journals", "the test says so")
+
+    async def end_with_all_others(run: RunRecord) -> None:
+        nonlocal ends
+        ends += 1
+        if ends == 5:
+            all_asked.set()
+        await all_asked.wait()
+        await end_lease(run)
+
+    saga = waits("waits", Gate())
+    async with Client(store) as client:
+        runs = await client.start_many(saga, [Start(Order()) for _ in range(5)])
+        await store.claims.take([("waits", 1)], token="a" * 32, worker="dead", lease=LONG, limit=5)
+        await lapse(database, *(run.run_id for run in runs))
+        monkeypatch.setattr(store.journal, "load_many", away)
+        monkeypatch.setattr(store.runs, "end_lease", end_with_all_others)
+        async with working(store, saga, poll=LONG) as (worker, task):
+            await asyncio.wait_for(all_asked.wait(), 20)
+            worker.stop()
+            await asyncio.wait_for(task, 20)
+        for record in (await store.runs.get_many([run.run_id for run in runs])).values():
+            assert record.due_at is not None
+            assert record.due_at <= store.clock.now() + timedelta(milliseconds=5)
+
+
 # ------------------------------------------------------------------------------------ draining
 
 
