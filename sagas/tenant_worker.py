@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from sagas.definition import Saga
 from sagas.errors import SagaError
-from sagas.log import get_logger
+from sagas.log import engine_log
 from sagas.signals import draining_on_signals
 from sagas.worker import WORKER_NAME_MAX, Worker, WorkerOptions, served, worker_name
 from sagas_store.numbers import check_duration
@@ -60,7 +60,7 @@ class TenantWorker:
         self._stopping = asyncio.Event()
         self.left_behind = 0
         """As for `Worker`: steps that do not end although they were broken off."""
-        self._log = get_logger("sagas.worker").bind(worker=self.name)
+        self._log = engine_log("sagas.worker").bind(worker=self.name)
 
     async def run(self) -> None:
         """Work until told to drain, as `Worker.run`. Raises StoreUnavailable when it cannot even begin."""
