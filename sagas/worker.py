@@ -134,6 +134,7 @@ class Worker:
         of the database ends it.
         """
         await self._store.ready()
+        await self._store.look_for_keys()  # a client may have made the store ready long ago
         refuse_unkeyed(self._store, "a worker without their keys could do nothing but put runs on hold")
         pool = ThreadPoolExecutor(self.options.threads, thread_name_prefix="sagas-step")
         executor = Executor(
