@@ -252,7 +252,7 @@ async def test_a_log_that_cannot_be_written_takes_no_lease_and_no_run_with_it(
     try:
         async with Client(store) as client, working(store, saga, lease=timedelta(seconds=3)):
             run = await client.start(saga, Order())
-            await gate.entered.wait()
+            await asyncio.wait_for(gate.entered.wait(), 20)
             renewals.broken = True
             monkeypatch.setattr(store.claims, "take", _unavailable)
             await eventually(lambda: _said(lost, "renewal failed", "claim failed"), what="both have failed")

@@ -57,14 +57,18 @@ async def test_each_of_two_is_told_and_the_one_that_is_left_after_the_other_has_
 
 @BOTH
 async def test_the_applications_own_handler_is_put_back(number: signal.Signals) -> None:
-    own, ours = Told(), Told()
-    loop = asyncio.get_running_loop()
-    before = signal.signal(number, lambda *_: loop.call_soon_threadsafe(own.tell))
+    own, ours, loop = Told(), Told(), asyncio.get_running_loop()
+
+    def handler(*_: object) -> None:
+        loop.call_soon_threadsafe(own.tell)
+
+    before = signal.signal(number, handler)
     try:
         with draining_on_signals(ours.tell, enabled=True):
             os.kill(os.getpid(), number)
             await ours.once_more()
             assert own.count == 0
+        assert signal.getsignal(number) is handler
         os.kill(os.getpid(), number)
         await own.once_more()
         assert ours.count == 1
@@ -78,10 +82,12 @@ async def test_a_handler_that_the_application_gave_to_its_loop_is_there_afterwar
     loop = asyncio.get_running_loop()
     before = signal.getsignal(number)
     loop.add_signal_handler(number, own.tell)
+    handler = signal.getsignal(number)
     try:
         with draining_on_signals(ours.tell, enabled=True):
             os.kill(os.getpid(), number)
             await ours.once_more()
+        assert signal.getsignal(number) is handler
         await own.once_more()  # it was heard beside ours
         os.kill(os.getpid(), number)
         await own.once_more()
