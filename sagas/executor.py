@@ -51,7 +51,7 @@ from sagas.identity import compensation_key, step_key
 from sagas.keyring import ClaimRound, keys_of, sealer_of
 from sagas.lease import Lease
 from sagas.limits import Limits
-from sagas.log import engine_log
+from sagas.log import EngineLog, engine_log
 from sagas.payload import NotJournalable, dump_context, dump_error, load_context, type_name
 from sagas.policy import Failure
 from sagas.quarantine import next_hold
@@ -684,7 +684,7 @@ class Attempt:
             next_try_at=entry.due_at.isoformat() if entry.due_at is not None else None,
         )
 
-    def _log(self) -> Any:
+    def _log(self) -> EngineLog:
         run = self.run
         log = engine_log("sagas.worker")
         return log.bind(worker=self._claim.worker, run=run.run_id, saga=run.saga, attempt=run.attempts)
