@@ -51,7 +51,7 @@ from sagas.identity import compensation_key, step_key
 from sagas.keyring import ClaimRound, keys_of, sealer_of
 from sagas.lease import Lease
 from sagas.limits import Limits
-from sagas.log import get_logger
+from sagas.log import EngineLog, engine_log
 from sagas.payload import NotJournalable, dump_context, dump_error, load_context, type_name
 from sagas.policy import Failure
 from sagas.quarantine import next_hold
@@ -505,6 +505,8 @@ class Attempt:
                     timers += self._limit(part, scope)
                     value = await self._begun(part, context, step)
                 finally:
+                    # From here on there is nothing to break off: a scope that was left cannot be told to end any more.
+                    self._scope = self._in_hand = self._overstays_at = None
                     for end in timers:
                         end()
             if not isinstance(value, _Threw):
@@ -520,8 +522,6 @@ class Attempt:
                 await self._shake_off_cancellation()
                 raise  # the transaction's own fault: nothing of it happened, and the whole of it is tried again
             error = raised
-        finally:
-            self._scope = self._in_hand = self._overstays_at = None
         await self._shake_off_cancellation()
         return self._failed_try(part, error, timed_out=scope.expired())
 
@@ -684,9 +684,9 @@ class Attempt:
             next_try_at=entry.due_at.isoformat() if entry.due_at is not None else None,
         )
 
-    def _log(self) -> Any:
+    def _log(self) -> EngineLog:
         run = self.run
-        log = get_logger("sagas.worker")
+        log = engine_log("sagas.worker")
         return log.bind(worker=self._claim.worker, run=run.run_id, saga=run.saga, attempt=run.attempts)
 
     def _entry(self, kind: Kind, action: Perform | None = None, payload: bytes | None = None, **more: Any) -> Entry:

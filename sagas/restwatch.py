@@ -10,7 +10,7 @@ from typing import Final
 from weakref import WeakKeyDictionary
 
 from sagas.errors import ClientClosed
-from sagas.log import get_logger
+from sagas.log import engine_log
 from sagas_store import MongoStore
 from sagas_store.errors import StoreError
 
@@ -135,7 +135,7 @@ class RestWatch:
         except StoreError:
             pass  # away for the moment; whoever waits has a timeout of his own
         except Exception:  # everybody waits for this: it goes on, whatever it was
-            get_logger("sagas.client").exception("looking for results failed")
+            engine_log("sagas.client").error("looking for results failed", exc_info=True)
 
     async def close(self, client: object) -> None:
         """Whoever waits for this client is told ClientClosed; when nobody else waits, nothing listens any longer."""

@@ -11,8 +11,9 @@ from typing import Any, Final
 
 from sagas.definition import Saga
 from sagas.errors import SagaError
-from sagas.log import get_logger
-from sagas.worker import WORKER_NAME_MAX, Worker, WorkerOptions, draining_on_signals, served, worker_name
+from sagas.log import engine_log
+from sagas.signals import draining_on_signals
+from sagas.worker import WORKER_NAME_MAX, Worker, WorkerOptions, served, where, worker_name
 from sagas_store.numbers import check_duration
 from sagas_store.tenants import TENANT_MAX, TenantDatabases
 
@@ -22,8 +23,8 @@ __all__ = ["TenantWorker"]
 class TenantWorker:
     """Runs the sagas of every tenant that has a database of its own. Tenants that come later are served as well.
 
-    A tenant whose database cannot be used (its schema is older, its keys are missing) keeps none of the others waiting:
-    it is logged and tried again.
+    A tenant whose database cannot be used (its schema is older, its keys are missing, `keyring_of` raises) keeps none
+    of the others waiting: it is logged and tried again.
     """
 
     def __init__(
@@ -59,7 +60,7 @@ class TenantWorker:
         self._stopping = asyncio.Event()
         self.left_behind = 0
         """As for `Worker`: steps that do not end although they were broken off."""
-        self._log = get_logger("sagas.worker").bind(worker=self.name)
+        self._log = engine_log("sagas.worker").bind(worker=self.name)
 
     async def run(self) -> None:
         """Work until told to drain, as `Worker.run`. Raises StoreUnavailable when it cannot even begin."""
@@ -71,6 +72,11 @@ class TenantWorker:
                     with contextlib.suppress(TimeoutError):
                         async with asyncio.timeout(self._look_s):
                             await self._stopping.wait()
+            except asyncio.CancelledError:
+                # Each hands its runs back and goes, as a worker that is cancelled does.
+                for running in self._running.values():
+                    running.cancel()
+                raise
             finally:
                 if not self._stopping.is_set():  # a second word would cut the grace short
                     self.stop()
@@ -94,17 +100,22 @@ class TenantWorker:
             if self._stopping.is_set():
                 return
             if tenant not in self._running or self._running[tenant].done():
-                self._workers[tenant] = Worker(
-                    self._databases.of(tenant),
-                    self._sagas,
-                    resources=self._resources,
-                    name=f"{self.name}/{tenant}",
-                    options=self._options,
-                )
-                self._running[tenant] = asyncio.create_task(self._work(tenant), name=f"worker of {tenant}")
+                self._running[tenant] = asyncio.create_task(self._serve(tenant), name=f"worker of {tenant}")
 
-    async def _work(self, tenant: str) -> None:
+    async def _serve(self, tenant: str) -> None:
+        """Work for one tenant. Making its store runs the application's own code: that is its own trouble, too."""
+        if self._stopping.is_set():
+            return
         try:
-            await self._workers[tenant].run()
+            worker = self._workers[tenant] = Worker(
+                self._databases.of(tenant),
+                self._sagas,
+                resources=self._resources,
+                name=f"{self.name}/{tenant}",
+                options=self._options,
+            )
+            await worker.run()
         except SagaError as error:
             self._log.error("a tenant is not served, trying again", tenant=tenant, error=str(error))
+        except Exception as fault:
+            self._log.error("a tenant is not served after a fault, trying again", tenant=tenant, **where(fault))

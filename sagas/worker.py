@@ -9,11 +9,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import signal
 import socket
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -27,17 +26,19 @@ from sagas.executor import Attempt, Executor, Parked
 from sagas.keyring import ClaimRound, refuse_unkeyed
 from sagas.lease import Lease, LeaseLapsed
 from sagas.limits import Limits
-from sagas.log import get_logger
+from sagas.log import engine_log
+from sagas.signals import draining_on_signals
 from sagas_store import MongoStore
 from sagas_store.numbers import check_count, check_duration
 from sagas_store.records import RunRecord
 
-__all__ = ["WORKER_NAME_MAX", "Worker", "WorkerOptions", "draining_on_signals", "served", "worker_name"]
+__all__ = ["WORKER_NAME_MAX", "Worker", "WorkerOptions", "served", "where", "worker_name"]
 
 WORKER_NAME_MAX: Final = 256
 """Characters: the name stands in every entry that the worker writes."""
-_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
-_RENEWALS_PER_LEASE: Final = 3
+_RENEWALS_PER_LEASE: Final = 6
+_AGAIN_S: Final = 1.0
+"""How soon what failed is begun again: a renewal, or a helper of the worker's."""
 _LOOKS_PER_LEASE: Final = 20
 _GATHER: Final = timedelta(milliseconds=20)
 """The longest pause after a claim that took all that was due; a change stream ends it earlier. What becomes due in the
@@ -56,8 +57,9 @@ class WorkerOptions:
     """Of those, at most this many of one tenant; runs without a tenant are not limited. None: no limit; tenants with
     due runs take turns all the same."""
     lease: timedelta = timedelta(minutes=5)
-    """How long a lost worker's runs wait for another. Renewed three times a lease, so the database may be away for two
-    thirds of it. Shorter means quicker takeover and more steps run twice when a machine stalls."""
+    """How long a lost worker's runs wait for another. Renewed six times a lease, and every second while that fails, so
+    the database may be away for two thirds of it. Shorter means quicker takeover and more steps run twice when a
+    machine stalls."""
     poll: timedelta = timedelta(seconds=1)
     """The longest pause between two looks for due runs. Change streams make most looks earlier."""
     park_after: timedelta = timedelta(seconds=2)
@@ -70,7 +72,9 @@ class WorkerOptions:
     limits: Limits = field(default_factory=Limits)
     """How large contexts may be."""
     handle_signals: bool = True
-    """Drain on SIGTERM and SIGINT (when run in the main thread). A second signal cuts the grace short."""
+    """Drain on SIGTERM and SIGINT (when run in the main thread). A second signal cuts the grace short. While it runs
+    this takes the place of the application's own handlers, which are put back when the last worker of the process has
+    ended. False leaves them alone: then call `stop`."""
 
     def __post_init__(self) -> None:
         for name in ("concurrency", "threads", "tenant_concurrency"):
@@ -119,7 +123,7 @@ class Worker:
         """Whether more may be due than the last claim had room for, so that an attempt's end is a reason to claim."""
         self._draining = asyncio.Event()
         self._hurry = asyncio.Event()
-        self._log = get_logger("sagas.worker").bind(worker=self.name)
+        self._log = engine_log("sagas.worker").bind(worker=self.name)
 
     # ---------------------------------------------------------------- from outside
 
@@ -130,6 +134,7 @@ class Worker:
         of the database ends it.
         """
         await self._store.ready()
+        await self._store.look_for_keys()  # a client may have made the store ready long ago
         refuse_unkeyed(self._store, "a worker without their keys could do nothing but put runs on hold")
         pool = ThreadPoolExecutor(self.options.threads, thread_name_prefix="sagas-step")
         executor = Executor(
@@ -160,13 +165,8 @@ class Worker:
 
     async def _work(self, executor: Executor) -> None:
         helpers = [
-            asyncio.create_task(self._keep_leases()),
-            asyncio.create_task(self._watch_leases()),
-            asyncio.create_task(
-                self._store.hints.on_due(
-                    sorted({name for name, _ in self._sagas}), self._wake.set, stopped=self._notice_stop
-                )
-            ),
+            asyncio.create_task(self._without_end(helper))
+            for helper in (self._keep_leases, self._watch_leases, self._listen)
         ]
         self._log.info("worker started", sagas=[f"{name}@{version}" for name, version in self._sagas])
         try:
@@ -177,6 +177,20 @@ class Worker:
                 helper.cancel()
             await asyncio.gather(*helpers, return_exceptions=True)
         self._log.info("worker drained")
+
+    async def _without_end(self, helper: Callable[[], Awaitable[None]]) -> None:
+        """Whatever ends a helper, it begins again: a worker that claims and renews nothing is worse than none."""
+        while True:
+            try:
+                await helper()
+            except Exception as fault:
+                self._log.error("a helper ended after a fault of the engine, beginning it again", **where(fault))
+            await asyncio.sleep(_AGAIN_S)
+
+    async def _listen(self) -> None:
+        """Hear of due runs and of stops as they come."""
+        sagas = sorted({name for name, _ in self._sagas})
+        await self._store.hints.on_due(sagas, self._wake.set, stopped=self._notice_stop)
 
     def stop(self) -> None:
         """Drain: claim nothing more, give steps in hand their grace, hand the rest back. `run` returns when done.
@@ -220,7 +234,7 @@ class Worker:
             except StoreError as error:
                 self._log.warning("claim failed, trying again", error=str(error))
             except Exception as fault:
-                self._log.error("claim failed after a fault of the engine, trying again", **_where(fault))
+                self._log.error("claim failed after a fault of the engine, trying again", **where(fault))
             self._backlog = claimed is None or claimed == room
             if claimed == room > 0:
                 continue
@@ -247,8 +261,8 @@ class Worker:
         try:
             journals = await self._store.journal.load_many(again) if again else {}
         except StoreError:
-            for run in runs:
-                await self._end_lease(run)  # nobody would drive them until then
+            # Nobody would drive them until then. All in one: each has the whole of the store's patience.
+            await asyncio.gather(*(self._end_lease(run) for run in runs))
             raise
         together = ClaimRound()
         for run in runs:
@@ -315,7 +329,7 @@ class Worker:
         except BaseException as fault:
             # A fault of the engine itself, or a signal of some library that a step let through. The run is not touched:
             # its lease lapses, and ten such attempts hold it. No other run is to suffer from it.
-            log.error("attempt abandoned after a fault of the engine, the lease will lapse", **_where(fault))
+            log.error("attempt abandoned after a fault of the engine, the lease will lapse", **where(fault))
         finally:
             limited = self._attempts_of_limited_tenants
             self._forget(attempt)
@@ -330,32 +344,38 @@ class Worker:
     # ---------------------------------------------------------------- leases
 
     async def _keep_leases(self) -> None:
-        """Renew every lease in one trip, three times a lease; more often while renewals fail."""
+        """Renew every lease in one trip, six times a lease; soon again while renewals fail."""
         interval_s = self.options.lease.total_seconds() / _RENEWALS_PER_LEASE
+        pause_s = interval_s
         while True:
-            await asyncio.sleep(interval_s)
-            held = {run_id: attempt.lease for run_id, attempt in self._attempts.items()}
-            if not held:
-                continue
-            asked_at = self._monotonic()
-            try:
-                renewal = await self._store.runs.renew(
-                    {run_id: lease.token for run_id, lease in held.items()}, lease=self.options.lease
-                )
-            except StoreError as error:
-                # One failed renewal is not a lost lease: attempts go on until their own clock says that it may be over.
-                self._log.warning("renewal failed, trying again", error=str(error), runs=len(held))
-                continue
-            except Exception as fault:
-                self._log.error("renewal failed after a fault of the engine, trying again", **_where(fault))
-                continue
-            for run_id, lease in held.items():
-                if run_id not in renewal.lost:
-                    lease.renewed(asked_at)
-                elif (attempt := self._attempts.get(run_id)) is not None and attempt.lease is lease:
-                    attempt.lose()
-            for run_id in renewal.stopped:
-                self._notice_stop(run_id)
+            await asyncio.sleep(pause_s)
+            pause_s = interval_s if await self._renew() else min(_AGAIN_S, interval_s)
+
+    async def _renew(self) -> bool:
+        """Renew what is held now; whether that got through."""
+        held = {run_id: attempt.lease for run_id, attempt in self._attempts.items()}
+        if not held:
+            return True
+        asked_at = self._monotonic()
+        try:
+            renewal = await self._store.runs.renew(
+                {run_id: lease.token for run_id, lease in held.items()}, lease=self.options.lease
+            )
+        except StoreError as error:
+            # One failed renewal is not a lost lease: attempts go on until their own clock says that it may be over.
+            self._log.warning("renewal failed, trying again", error=str(error), runs=len(held))
+            return False
+        except Exception as fault:
+            self._log.error("renewal failed after a fault of the engine, trying again", **where(fault))
+            return False
+        for run_id, lease in held.items():
+            if run_id not in renewal.lost:
+                lease.renewed(asked_at)
+            elif (attempt := self._attempts.get(run_id)) is not None and attempt.lease is lease:
+                attempt.lose()
+        for run_id in renewal.stopped:
+            self._notice_stop(run_id)
+        return True
 
     async def _watch_leases(self) -> None:
         """Break off what goes on beyond its lease: cut off from the database, or swallowing its cancellation.
@@ -433,23 +453,6 @@ def served(sagas: Sequence[Saga[Any]], limits: Limits) -> dict[tuple[str, int], 
     return by_version
 
 
-@contextlib.contextmanager
-def draining_on_signals(stop: Callable[[], None], *, enabled: bool) -> Iterator[None]:
-    """Call `stop` at SIGTERM and SIGINT."""
-    loop = asyncio.get_running_loop()
-    installed = []
-    if enabled:
-        for number in _SIGNALS:
-            with contextlib.suppress(ValueError, RuntimeError, NotImplementedError):  # not the main thread; Windows
-                loop.add_signal_handler(number, stop)
-                installed.append(number)
-    try:
-        yield
-    finally:
-        for number in installed:
-            loop.remove_signal_handler(number)
-
-
-def _where(fault: BaseException) -> dict[str, str]:
+def where(fault: BaseException) -> dict[str, str]:
     """An unforeseen exception for the log: its type and place, never its text or variables, which may be a payload."""
     return {"error": type(fault).__name__, "where": "".join(traceback.format_tb(fault.__traceback__))}

@@ -10,7 +10,9 @@ How a block says what is to be done with it: scripts/_pages.py.
 """
 
 import argparse
+import ast
 import contextlib
+import keyword
 import os
 import re
 import shutil
@@ -36,6 +38,7 @@ NORTHWIND = "tests/support/northwind.py"  # the one file that may look for data 
 OUTSIDE = re.compile(r"(?<![\w.-])/work/|\.\./shared")
 
 TEST = re.compile(r"(?<![\w./-])tests/(?P<path>[\w./-]*)(?P<names>(?:::\w+)*)")
+LOG_LINE = re.compile(r"`([a-z]+(?:,? [a-z]+)+)`")
 LINK = re.compile(r"\[[^\]]*\]\(<?([^)\s>]+)>?[^)]*\)|^\s*\[[^\]]+\]:\s*<?([^\s>]+)")
 
 # Runs a program as __main__, among the files that its page has shown.
@@ -173,6 +176,30 @@ def check_tests(page: Page) -> None:
                         page.problem(number, f"{path} has no {name}")
 
 
+def check_log_lines(pages: dict[str, Page]) -> None:
+    """Words in code marks that are neither a command nor Python are how a log line begins."""
+    said = log_lines()
+    for page in pages.values():
+        for number, line in page.prose if page.path != "CHANGELOG.md" else ():
+            for words in LOG_LINE.findall(line):
+                first = words.split()[0]
+                if first != "sagas" and not keyword.iskeyword(first) and not any(one.startswith(words) for one in said):
+                    page.problem(number, f"no log line begins with {words!r}")
+
+
+def log_lines() -> set[str]:
+    """What the engine says, of whatever importance."""
+    said = set()
+    for path in (ROOT / "sagas").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            match node:
+                case ast.Call(
+                    func=ast.Attribute(attr="info" | "warning" | "error"), args=[ast.Constant(str(event)), *_]
+                ):
+                    said.add(event)
+    return said
+
+
 def check_glossary(page: Page) -> None:
     seen: dict[str, int] = {}
     for number, line in page.prose:
@@ -257,6 +284,7 @@ def main() -> int:
     pages = {name: read_page(name, (ROOT / name).read_text()) for name in names}
     check_links(pages)
     check_sagas(pages)
+    check_log_lines(pages)
     for page in pages.values():
         check_same_as(page)
         check_blocks(page)

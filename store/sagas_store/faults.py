@@ -121,19 +121,22 @@ class Patience:
         attempt: Callable[[], Awaitable[T]],
         *,
         passes: Callable[[BaseException], bool] = is_transient,
+        brief: bool = False,
     ) -> T:
         """Await `attempt()` until it gets through; `passes` tells the errors that are worth repeating it for.
 
-        It must be safe to repeat after it took effect. Raises StoreUnavailable once patience is spent, StoreRefused
-        when the server refused for good. Duplicate keys and documents over the limit pass through untouched: they are
-        answers, and the caller knows what they mean.
+        It must be safe to repeat after it took effect. `brief` is for what is soon asked anew, with what is true by
+        then: patience with it ends where a reply would be late. Raises StoreUnavailable once patience is spent,
+        StoreRefused when the server refused for good. Duplicate keys and documents over the limit pass through
+        untouched: they are answers, and the caller knows what they mean.
         """
         begun = monotonic()
+        total_s = self.reply_s if brief else self.total_s
         try:
-            return await self.once(attempt)  # the ordinary case pays for no retry machinery
+            return await self.once(attempt, total_s)  # the ordinary case pays for no retry machinery
         except errors.PyMongoError as error:
             first = error
-        left_s = self.total_s - (monotonic() - begun)
+        left_s = total_s - (monotonic() - begun)
         if left_s <= 0 or not passes(first):
             raise self._named(operation, first) from first
         try:

@@ -150,7 +150,8 @@ class Runs:
     async def renew(self, held: dict[str, str], *, lease: timedelta) -> Renewal:
         """Push the end of every lease in `held` (run id -> token) to server time + `lease`, in one trip.
 
-        Tells in the same trip which runs are no longer held under their token, and which have a stop recorded.
+        Tells in the same trip which runs are no longer held under their token, and which have a stop recorded. Not
+        repeated for longer than one reply may take: by then other runs are held, and some of these no longer driven.
         """
         if not held:
             return Renewal(frozenset(), frozenset())
@@ -170,7 +171,7 @@ class Runs:
             return await self._collection.find({**mine, "stop": {"$exists": True}}, {"_id": 1}).to_list(None)
 
         renewed, stopped = await asyncio.gather(
-            self._patience.call("renew", push), self._patience.call("read stops", find_stopped)
+            self._patience.call("renew", push, brief=True), self._patience.call("read stops", find_stopped, brief=True)
         )
         ids = frozenset(found["_id"] for found in stopped)
         if renewed == len(held):
@@ -179,7 +180,7 @@ class Runs:
         async def read() -> list[Document]:
             return await self._collection.find(mine, {"_id": 1}).to_list(None)
 
-        kept = {found["_id"] for found in await self._patience.call("read renewed", read)}
+        kept = {found["_id"] for found in await self._patience.call("read renewed", read, brief=True)}
         return Renewal(frozenset(held) - kept, ids)
 
     async def pass_gate(self, run: RunRecord) -> None:
@@ -191,8 +192,13 @@ class Runs:
         await self._as_holder(run, "pass the gate", _GATE_CHANGES, _GATE_WAY_IS_FREE, plain=plain)
 
     async def end_lease(self, run: RunRecord) -> None:
-        """Let any worker claim the run at once, as if its lease had lapsed: what was in hand is in doubt."""
-        await self._as_holder(run, "end the lease", {"due_at": "$$NOW"})
+        """Let any worker claim the run at once, as if its lease had lapsed: what was in hand is in doubt.
+
+        The token is no longer good for anything, so a renewal that is still on its way does not lease the run again
+        when nobody drives it.
+        """
+        spent = {"$concat": ["$claim.token", " (ended)"]}
+        await self._as_holder(run, "end the lease", {"due_at": "$$NOW", "claim.token": spent})
 
     async def show_rolling_back(self, run: RunRecord) -> None:
         """Show in lists that the run is rolling back; the journal says so already. Raises FenceLost."""

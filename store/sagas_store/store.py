@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final, Protocol
@@ -34,6 +35,8 @@ __all__ = ["PATIENCE", "REPLY", "BindsKeys", "MongoStore"]
 
 PATIENCE: Final = timedelta(seconds=90)
 REPLY: Final = timedelta(seconds=10)
+_NO_KEYS_S: Final = 60.0
+"""For how long it is taken for granted that there are still no keys in a database."""
 
 
 class BindsKeys(Protocol):
@@ -92,20 +95,32 @@ class MongoStore:
         self.database = database
         """The application's own handle, as it was given."""
         self.holds_keys = False
-        """Whether there were keys in the database when this store was made ready: then payloads in it are sealed."""
+        """Whether there are keys in the database, as far as is known: then payloads in it are sealed. Only a store
+        without a keyring asks, and only until there are some."""
+        self._look_for_keys_at = math.inf
+        self._monotonic = monotonic
         self._ready = False
 
     async def ready(self) -> None:
-        """Check once that the server is safe and the schema applied, and read the server's clock.
+        """Check once that the server is safe and the schema applied; read its clock, and whether there are keys.
 
-        Raises UnsafeServer, SchemaMismatch or StoreUnavailable, each naming what to change.
+        What was read within the last minute is not read again. Raises UnsafeServer, SchemaMismatch or StoreUnavailable,
+        each naming what to change.
         """
         if not self._ready:
             await refuse_unsafe(self._driver, self._patience)
             await self.schema.check()
-            self.holds_keys = bool(await self.keys.page(after=None, limit=1))
+            await self.look_for_keys()
             self._ready = True
+        elif self._monotonic() >= self._look_for_keys_at:
+            await self.look_for_keys()
         await self.sync_clock()
+
+    async def look_for_keys(self) -> None:
+        """Bring `holds_keys` up to date: the first key may have come since it was read."""
+        if self.keyring is None and not self.holds_keys:
+            self._look_for_keys_at = self._monotonic() + _NO_KEYS_S  # one looks, and not all who come at that moment
+            self.holds_keys = bool(await self.keys.page(after=None, limit=1))
 
     async def sync_clock(self) -> None:
         """Read the server's clock unless a reading of the last minute is at hand."""

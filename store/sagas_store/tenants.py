@@ -1,7 +1,7 @@
 """A database per tenant, on one connection: the other way to keep tenants apart.
 
 Runs of different tenants share nothing then, not even collections, so the database's own users and roles can keep them
-apart too, and a tenant can be backed up, moved or dropped alone. The price is two change streams and a poll for each
+apart too, and a tenant can be backed up, moved or dropped alone. The price is a change stream and a poll for each
 tenant and worker: fit for tens of tenants. Where there are more, let them share collections and tag each run.
 """
 

@@ -20,7 +20,7 @@ from urllib.error import URLError
 import pytest
 from pydantic import BaseModel, field_serializer, model_validator
 
-from sagas import Client, NonRetryable, Retryable, RetryPolicy, RunInfo, Saga, Start, Step, StoreUnavailable
+from sagas import Client, NonRetryable, Retryable, RetryPolicy, RunInfo, Saga, Start, Step, StoreUnavailable, Worker
 from sagas_store import MongoStore
 from sagas_store.entries import Kind
 from sagas_store.states import HELD, SETTLED, State
@@ -315,6 +315,34 @@ async def test_a_step_that_cancels_its_own_task_and_returns_has_returned(store: 
     info = await settle_beside_a_neighbour(store, saga)
     assert info.state is State.COMPLETED
     assert (calls, info.attempts) == ([1], 1)
+
+
+async def test_a_step_may_be_told_to_break_off_while_its_own_cancellation_is_shaken_off(store: MongoStore) -> None:
+    """Whoever tells it, the watch over leases for one, must not be struck by what became of the step."""
+    saga = Saga("hostile", Parcel)
+    faults: list[Exception] = []
+
+    @saga.step(no_compensation=True)
+    async def reserve(parcel: Parcel, step: Step[list[Worker]]) -> Parcel:
+        (attempt,) = step.resources[0]._attempts.values()
+
+        def tell() -> None:
+            try:
+                attempt.interrupt()
+            except Exception as fault:
+                faults.append(fault)
+
+        task = asyncio.current_task()
+        assert task is not None
+        task.cancel()
+        asyncio.get_running_loop().call_soon(tell)
+        return parcel
+
+    workers: list[Worker] = []
+    async with Client(store) as client, working(store, saga, resources=workers) as (worker, _):
+        workers.append(worker)
+        await (await client.start(saga, Parcel())).result(20)
+    assert not faults
 
 
 @pytest.mark.parametrize("hostile", ["step", "compensation"])

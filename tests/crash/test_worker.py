@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, MutableMapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 import structlog
 
+import sagas.worker
 from sagas import Client, Fate, NonRetryable, Retryable, RetryPolicy, RunHeld, Saga, Start, Step, Worker
 from sagas.clock import monotonic
 from sagas.executor import Attempt
@@ -26,7 +28,7 @@ from tests.support.waiting import eventually
 
 LONG = timedelta(hours=1)
 SHORT_LEASE = timedelta(seconds=0.9)
-"""Renewed every 0.3 s."""
+"""Renewed every 0.15 s."""
 
 
 def waits(name: str, gate: Gate, *, then: Callable[[], None] | None = None) -> Saga[Order]:
@@ -157,7 +159,7 @@ async def test_one_heartbeat_renews_the_leases_of_all_runs_in_one_trip(
     gates = [Gate() for _ in range(5)]
     sagas = [waits(f"waits-{n}", gate) for n, gate in enumerate(gates)]
     renewals = Renewals(store, monkeypatch)
-    async with Client(store) as client, working(store, *sagas, lease=SHORT_LEASE):
+    async with Client(store) as client, working(store, *sagas, lease=2 * SHORT_LEASE):
         runs = [await client.start(saga, Order()) for saga in sagas]
         for gate in gates:
             await gate.entered.wait()
@@ -207,6 +209,99 @@ async def test_a_failed_renewal_is_not_a_lost_lease(store: MongoStore, monkeypat
         gate.opened.set()
         await run.result(20)
     assert await kinds_of(store, run.run_id) == [Kind.STEP_SUCCEEDED] * 2
+
+
+async def test_renewals_that_fail_are_soon_tried_again_with_what_is_held_then(
+    store: MongoStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not after as long as after one that got through: the database may be away for two thirds of a lease."""
+    monkeypatch.setattr(sagas.worker, "_AGAIN_S", 0.01)
+    gates = [Gate(), Gate()]
+    both = [waits(f"waits-{n}", gate) for n, gate in enumerate(gates)]
+    renewals = Renewals(store, monkeypatch)
+    renewals.broken = True
+    async with Client(store) as client, working(store, *both, lease=timedelta(seconds=12)):  # renewed every two seconds
+        runs = [await client.start(both[0], Order())]
+        await gates[0].entered.wait()
+        assert set(await renewals.next()) == {runs[0].run_id}
+        failed_at = monotonic()
+        for _ in range(20):
+            await renewals.next()
+        assert monotonic() - failed_at < 10
+        runs.append(await client.start(both[1], Order()))
+        await gates[1].entered.wait()
+        assert set(await renewals.next()) == {run.run_id for run in runs}
+        for gate in gates:
+            gate.opened.set()
+
+
+async def test_a_log_that_cannot_be_written_takes_no_lease_and_no_run_with_it(
+    store: MongoStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lost: list[str] = []
+
+    def disk_full(logger: object, method: str, line: MutableMapping[str, Any]) -> str:
+        lost.append(line["event"])
+        raise OSError(errno.ENOSPC, "no space left on device")
+
+    gate = Gate()
+    saga = waits("waits", gate)
+    renewals = Renewals(store, monkeypatch)
+    take = store.claims.take
+    structlog.configure(processors=[disk_full])
+    try:
+        async with Client(store) as client, working(store, saga, lease=timedelta(seconds=3)):
+            run = await client.start(saga, Order())
+            await asyncio.wait_for(gate.entered.wait(), 20)
+            renewals.broken = True
+            monkeypatch.setattr(store.claims, "take", _unavailable)
+            await eventually(lambda: _said(lost, "renewal failed", "claim failed"), what="both have failed")
+            renewals.broken = False
+            monkeypatch.setattr(store.claims, "take", take)
+            assert set(await renewals.next()) == {run.run_id}
+            gate.opened.set()
+            await run.result(20)
+            await (await client.start(saga, Order())).result(20)
+    finally:
+        structlog.reset_defaults()
+
+
+async def _unavailable(*_: Any, **__: Any) -> list[RunRecord]:
+    raise StoreUnavailable("claim", "the test says so")
+
+
+async def _said(lines: list[str], *wanted: str) -> bool:
+    return all(any(line.startswith(one) for line in lines) for one in wanted)
+
+
+@pytest.mark.parametrize("helper", ["_renew", "_write_off", "_listen"])
+async def test_a_helper_that_a_fault_has_ended_begins_again(
+    store: MongoStore, monkeypatch: pytest.MonkeyPatch, helper: str
+) -> None:
+    """A worker that goes on claiming and renews nothing, or watches nothing, is worse than none."""
+    monkeypatch.setattr(sagas.worker, "_AGAIN_S", 0.01)
+    calls = 0
+
+    async def fails(*_: Any) -> None:
+        step_of_the_helper()
+
+    def step_of_the_helper(*_: Any) -> None:
+        nonlocal calls
+        calls += 1
+        raise KeyError("a fault of the engine")
+
+    monkeypatch.setattr(Worker, helper, step_of_the_helper if helper == "_write_off" else fails)
+    gate = Gate()
+    gate.opened.set()
+    saga = waits("waits", gate)
+    async with Client(store) as client, working(store, saga, lease=SHORT_LEASE):
+
+        async def called_again() -> bool:
+            return calls > 2
+
+        await eventually(called_again, what=f"{helper} is called again")
+        await (await client.start(saga, Order())).result(20)
+        monkeypatch.undo()  # the drain has the same part
 
 
 async def test_a_worker_whose_own_clock_says_that_the_lease_is_over_starts_no_further_step(
@@ -549,6 +644,40 @@ async def test_a_worker_may_be_named_by_any_text(store: MongoStore) -> None:
         run = await client.start(saga, Order())
         await run.result(5)
         assert (await run.info()).worker == "$state"
+
+
+async def test_claimed_runs_whose_journals_cannot_be_read_are_let_go_all_at_once(
+    store: MongoStore, database: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One after the other, each with the whole of the store's patience, they would keep a drain waiting for hours."""
+    ends, all_asked = 0, asyncio.Event()
+    end_lease = store.runs.end_lease
+
+    async def away(run_ids: list[str]) -> dict[str, list[Entry]]:
+        raise StoreUnavailable("read journals", "the test says so")
+
+    async def end_with_all_others(run: RunRecord) -> None:
+        nonlocal ends
+        ends += 1
+        if ends == 5:
+            all_asked.set()
+        await all_asked.wait()
+        await end_lease(run)
+
+    saga = waits("waits", Gate())
+    async with Client(store) as client:
+        runs = await client.start_many(saga, [Start(Order()) for _ in range(5)])
+        await store.claims.take([("waits", 1)], token="a" * 32, worker="dead", lease=LONG, limit=5)
+        await lapse(database, *(run.run_id for run in runs))
+        monkeypatch.setattr(store.journal, "load_many", away)
+        monkeypatch.setattr(store.runs, "end_lease", end_with_all_others)
+        async with working(store, saga, poll=LONG) as (worker, task):
+            await asyncio.wait_for(all_asked.wait(), 20)
+            worker.stop()
+            await asyncio.wait_for(task, 20)
+        for record in (await store.runs.get_many([run.run_id for run in runs])).values():
+            assert record.due_at is not None
+            assert record.due_at <= store.clock.now() + timedelta(milliseconds=5)
 
 
 # ------------------------------------------------------------------------------------ draining

@@ -238,6 +238,23 @@ def test_a_test_that_a_page_names_must_exist(project: Path) -> None:
     ]
 
 
+def test_a_log_line_that_nobody_writes_is_reported(project: Path) -> None:
+    (project / "sagas").mkdir()
+    (project / "sagas/worker.py").write_text(
+        'log.warning("claim failed, trying again", error=1)\nlog.bind("nobody says it")'
+    )
+    shown = page("""
+        The log says `claim failed`, or `claim failed, trying again`; see `sagas runs`, `from store`, `held`.
+        It does not say `claim given up`,
+        nor `nobody says it`.
+    """)
+    check_docs.check_log_lines({shown.path: shown})
+    assert [problem.removeprefix("docs/page.md:") for problem in shown.problems] == [
+        "2: no log line begins with 'claim given up'",
+        "3: no log line begins with 'nobody says it'",
+    ]
+
+
 def test_the_readme_shows_the_quickstart_to_the_letter(project: Path) -> None:
     (project / "docs/examples").mkdir()
     (project / check_docs.QUICKSTART).write_text("print(1)\n")

@@ -9,6 +9,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+import structlog
 from motor.motor_asyncio import AsyncIOMotorClient
 from pydantic import BaseModel
 from pymongo import AsyncMongoClient
@@ -28,6 +29,7 @@ from sagas import (
     WorkerOptions,
 )
 from sagas_store.errors import NoTenantDatabase
+from sagas_store.store import BindsKeys
 from tests.conftest import DRIVERS
 from tests.support.waiting import eventually
 
@@ -149,6 +151,64 @@ async def test_a_tenant_whose_database_is_not_ready_keeps_none_waiting(databases
         await eventually(served, what="it is served once it is ready", within_s=20)
     worker.stop()
     await asyncio.wait_for(running, 20)
+
+
+async def test_a_tenant_whose_keyring_cannot_be_made_keeps_none_waiting_and_is_logged(
+    databases: TenantDatabases, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await databases.create("aaa")
+    await databases.create("zzz")
+    keyring_of, broken = databases._keyring_of, True
+    assert keyring_of is not None
+
+    def cannot_be_made(tenant: str) -> BindsKeys:
+        if tenant == "aaa" and broken:
+            raise FileNotFoundError("no such master key")
+        return keyring_of(tenant)
+
+    databases._stores.clear()
+    monkeypatch.setattr(databases, "_keyring_of", cannot_be_made)
+    options = WorkerOptions(handle_signals=False, poll=timedelta(milliseconds=20))
+    with structlog.testing.capture_logs() as lines:
+        worker = TenantWorker(databases, [saga], resources={}, options=options, look=timedelta(milliseconds=20))
+        running = asyncio.create_task(worker.run())
+        async with Client(databases, tenant="zzz") as client:
+            run = await client.start(saga, Order(number=7))
+            assert await run.result(20) == Order(number=7)
+    refused = [line for line in lines if line.get("tenant") == "aaa"]
+    assert {(line["log_level"], line["error"]) for line in refused} == {("error", "FileNotFoundError")}
+    broken = False
+    async with Client(databases, tenant="aaa") as client:
+        run = await client.start(saga, Order(number=8))
+        assert await run.result(20) == Order(number=8), "it is served once its keyring is there"
+    worker.stop()
+    await asyncio.wait_for(running, 20)
+
+
+async def test_who_cancels_the_worker_of_all_tenants_gets_every_run_handed_back_without_the_grace(
+    databases: TenantDatabases,
+) -> None:
+    await databases.create("vinet")
+    inside = asyncio.Event()
+    slow = Saga("slow", Order)
+
+    @slow.step(no_compensation=True, timeout=None)
+    async def wait(order: Order, step: Step[None]) -> Order:
+        inside.set()
+        await asyncio.Event().wait()
+        return order
+
+    options = WorkerOptions(handle_signals=False, poll=timedelta(milliseconds=20), drain_grace=timedelta(hours=1))
+    worker = TenantWorker(databases, [slow], options=options, look=timedelta(milliseconds=20))
+    running = asyncio.create_task(worker.run())
+    async with Client(databases, tenant="vinet") as client:
+        run = await client.start(slow, Order())
+        await asyncio.wait_for(inside.wait(), 20)
+        running.cancel()
+        await asyncio.wait({running}, timeout=20)
+        assert running.cancelled()
+        assert (await run.info()).state is State.PENDING
+        assert [line.kind for line in await run.journal()] == ["interrupted"]
 
 
 async def test_all_tenants_together_have_no_more_under_way_than_there_are_connections(

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from sagas import Client, InvalidInput, MongoStore, Start, State, Unreadable, Worker, WorkerOptions
+from sagas.clock import monotonic
 from tests.sealing.deployment import Deployment, Order, Shop, fulfil
 
 OPTIONS = WorkerOptions(poll=timedelta(milliseconds=20), handle_signals=False)
@@ -67,3 +68,32 @@ async def test_a_client_without_the_keyring_starts_nothing_where_payloads_are_se
                 await starting
         assert [run.run_id for run in (await keyless.runs()).runs] == [sealed.run_id]
         assert (await keyless.get(sealed.run_id)).state is State.PENDING
+
+
+async def test_a_worker_does_not_start_where_a_client_of_its_store_was_there_before_the_first_key(
+    database: Any,
+) -> None:
+    keyless = MongoStore(database)
+    await keyless.schema.apply()
+    async with Client(keyless) as client:
+        await client.start(fulfil, Order(), delay=timedelta(hours=1))
+        shop = Deployment(database)
+        await shop.client.start(fulfil, Order(), tenant="vinet", delay=timedelta(hours=1))  # makes the first key
+        await shop.client.close()
+        with pytest.raises(InvalidInput, match="keyring"):
+            await asyncio.wait_for(Worker(keyless, [fulfil], resources=Shop(), options=OPTIONS).run(), 20)
+
+
+async def test_a_client_that_was_there_before_the_first_key_notices_it_within_a_minute(database: Any) -> None:
+    ahead = 0.0
+    keyless = MongoStore(database, monotonic=lambda: monotonic() + ahead)
+    await keyless.schema.apply()
+    async with Client(keyless) as client:
+        await client.start(fulfil, Order(), delay=timedelta(hours=1))
+        shop = Deployment(database)
+        await shop.client.start(fulfil, Order(), tenant="vinet", delay=timedelta(hours=1))
+        await shop.client.close()
+        ahead = 61
+        keyless.clock.observe(shop.store.clock.now())  # a worker's claims keep the clock fresh: that is not what counts
+        with pytest.raises(InvalidInput, match="keyring"):
+            await client.start(fulfil, Order())

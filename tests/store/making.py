@@ -173,6 +173,7 @@ class ForgetfulNetwork(Patience):
         attempt: Callable[[], Awaitable[T]],
         *,
         passes: Callable[[BaseException], bool] = is_transient,
+        brief: bool = False,
     ) -> T:
         async def lossy() -> T:
             answer = await attempt()
@@ -181,7 +182,7 @@ class ForgetfulNetwork(Patience):
                 raise AutoReconnect("the reply is lost")
             return answer
 
-        return await super().call(operation, lossy, passes=passes)
+        return await super().call(operation, lossy, passes=passes, brief=brief)
 
     def runs(self, store: MongoStore) -> Runs:
         """The store's runs, reached over this network."""

@@ -11,7 +11,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from pymongo.errors import InvalidOperation, OperationFailure
+from pymongo.errors import AutoReconnect, InvalidOperation, OperationFailure
 
 from sagas_store import MongoStore
 from sagas_store.claims import Claims
@@ -25,6 +25,7 @@ from sagas_store.errors import (
     StoreUnavailable,
     UnreadableRun,
 )
+from sagas_store.faults import Patience
 from sagas_store.records import RunFilter, RunPosition, RunRecord
 from sagas_store.runs import Runs
 from sagas_store.states import HELD, OPEN, SETTLED, TRANSITIONS, Phase, State, check_move
@@ -576,6 +577,30 @@ async def test_a_renewal_survives_the_loss_of_its_reply(store: MongoStore, lost:
     forgetful = ForgetfulNetwork(lost)
     assert (await forgetful.runs(store).renew({run.run_id: "token-1", "gone": "token-1"}, lease=LEASE)).lost == {"gone"}
     assert not forgetful.to_lose
+
+
+async def test_a_renewal_that_arrives_after_the_lease_was_ended_does_not_lease_the_run_again(
+    store: MongoStore, database: Any
+) -> None:
+    run = await started_and_claimed(store)
+    await store.runs.end_lease(run)
+    before = await stored(database, run.run_id)
+    assert (await store.runs.renew({run.run_id: "token-1"}, lease=LEASE)).lost == {run.run_id}
+    assert await stored(database, run.run_id) == before
+    (again,) = await claim(store, token="token-2")
+    assert again.run_id == run.run_id
+
+
+async def test_a_renewal_is_not_repeated_for_as_long_as_other_operations(store: MongoStore) -> None:
+    """By then other runs are held, and it must be asked for those."""
+
+    class Away:
+        def __getattr__(self, _: str) -> Any:
+            raise AutoReconnect("the test says so")
+
+    runs = Runs(Away(), Patience(HOUR, timedelta(seconds=0.05)))  # type: ignore[arg-type]
+    with pytest.raises(StoreUnavailable):
+        await asyncio.wait_for(runs.renew({"a": "token-1"}, lease=LEASE), 20)
 
 
 # --- what only the holder may do --------------------------------------------------------------------------------------
