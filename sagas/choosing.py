@@ -20,11 +20,13 @@ from sagas.sealing import SEALED_OVERHEAD_BYTES
 from sagas.tenancy import Reach
 from sagas.texts import check_utf8
 from sagas_store import MongoStore
+from sagas_store.inputs import kind_of
 from sagas_store.numbers import COUNT_MAX, check_count
 from sagas_store.records import RunFilter, RunPosition, RunRecord
-from sagas_store.states import State
+from sagas_store.states import HELD, OPEN, SETTLED, State
 
 __all__ = [
+    "GROUPS",
     "StatesGiven",
     "check_aware",
     "check_context",
@@ -44,7 +46,9 @@ _AT_ONCE: Final = 50
 """So many runs a bulk verb acts on at once."""
 
 StatesGiven = State | str | Iterable[State | str]
-"""How states are given: one of them, or several, as members of `State` or by name."""
+"""How states are given: one of them, or several, as members of `State` or by name; `held`, `open` and `settled` stand
+for all states of their kind."""
+GROUPS: Final = {"held": HELD, "open": OPEN, "settled": SETTLED}
 
 
 def choose_runs(
@@ -109,20 +113,31 @@ async def pages(store: MongoStore, chosen: RunFilter, *, limit: int) -> AsyncIte
 
 
 def choose_states(field: str, given: Any, among: Iterable[State] = State) -> frozenset[State]:
-    """The states given, one or several, as `State` or by name. Raises InvalidInput unless all are `among` these."""
+    """The states given, one or several, as `State` or by name, a group's too. Raises InvalidInput.
+
+    All have to be `among` these.
+    """
     fitting = frozenset(among)
     several = [given] if isinstance(given, str) or not isinstance(given, Iterable) else list(given)
     chosen: set[State] = set()
     for one in several:
+        if isinstance(one, str) and one in GROUPS:
+            chosen |= GROUPS[one]
+            continue
         try:
             chosen.add(State(one))
         except ValueError:
-            raise InvalidInput(field, f"{one!r} is not a state; possible here: {', '.join(sorted(fitting))}") from None
+            what = repr(one) if isinstance(one, str) else kind_of(one)
+            raise InvalidInput(field, f"{what} is not a state; {_possible(fitting)}") from None
     if others := chosen - fitting:
-        raise InvalidInput(
-            field, f"{', '.join(sorted(others))}: does not apply here; possible are: {', '.join(sorted(fitting))}"
-        )
+        raise InvalidInput(field, f"{', '.join(sorted(others))}: does not apply here; {_possible(fitting)}")
     return frozenset(chosen)
+
+
+def _possible(fitting: frozenset[State]) -> str:
+    groups = [name for name, states in GROUPS.items() if states <= fitting]
+    also = f", and for several at once {', '.join(groups)}" if groups else ""
+    return f"possible here: {', '.join(sorted(fitting))}{also}"
 
 
 def check_run_id(run_id: object, field: str = "run_id") -> str:
@@ -133,14 +148,16 @@ def check_run_id(run_id: object, field: str = "run_id") -> str:
 def check_several(field: str, given: object) -> list[str]:
     """Several run ids, each once, in their order. Raises InvalidInput; one text is not several."""
     if isinstance(given, str | bytes) or not isinstance(given, Iterable):
-        raise InvalidInput(field, f"must be several run ids, for instance a list: {field}=[run_id]")
+        raise InvalidInput(
+            field, f"must be several run ids, a list for instance, not {kind_of(given)}: {field}=[run_id]"
+        )
     return list(dict.fromkeys([check_run_id(one, field) for one in given]))
 
 
 def check_saga(saga: object) -> Saga[Any]:
     """The definition of a saga. Raises InvalidInput."""
     if not isinstance(saga, Saga):
-        raise InvalidInput("saga", f"must be a Saga, not {type(saga).__name__}")
+        raise InvalidInput("saga", f"must be a Saga, not {kind_of(saga)}")
     return saga
 
 
@@ -167,7 +184,9 @@ def check_text(field: str, value: object, *, most: int = _TEXT_MAX) -> str:
 def check_aware(field: str, at: object) -> datetime:
     """The time in UTC. Raises InvalidInput unless it has a zone."""
     if not isinstance(at, datetime) or at.utcoffset() is None:
-        raise InvalidInput(field, "must be an aware datetime, for instance datetime(..., tzinfo=UTC)")
+        raise InvalidInput(
+            field, f"must be an aware datetime, for instance datetime(..., tzinfo=UTC), not {_time_kind(at)}"
+        )
     try:
         return at.astimezone(UTC)
     except OverflowError:
@@ -180,4 +199,8 @@ def check_limit(limit: object, most: int = COUNT_MAX) -> int:
 
 
 def _kind(value: object) -> str:
-    return f"{len(value)} characters" if isinstance(value, str) else type(value).__name__
+    return f"{len(value)} characters" if isinstance(value, str) else kind_of(value)
+
+
+def _time_kind(at: object) -> str:
+    return "one without a zone" if isinstance(at, datetime) else kind_of(at)

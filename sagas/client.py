@@ -44,16 +44,19 @@ from sagas.errors import (
 )
 from sagas.identity import run_id_of
 from sagas.keyring import WORDS_PATIENCE_S, ClaimRound, Keyring, Opened, keys_of, opened_text, refuse_unkeyed
-from sagas.limits import Limits
+from sagas.limits import Limits, checked_limits
 from sagas.payload import dump_text, is_same_context, load_context, load_error, load_json, load_text
 from sagas.restwatch import rest_watch_of
 from sagas.sealing import Slot, place_of_newest_context, place_of_payload, place_of_reason
 from sagas.stopping import StopAnswer, StopOutcome, StopPreview, answer, check_words, preview
 from sagas.tenancy import Reach, store_of
-from sagas.texts import check_utf8
+from sagas.texts import check_tenant, check_utf8
 from sagas_store import MongoStore
+from sagas_store.drivers import check_session
 from sagas_store.entries import OF_ERRORS, Cause, Entry, Kind
 from sagas_store.errors import RunExists
+from sagas_store.inputs import check_flag, check_kind, kind_of
+from sagas_store.numbers import NONE, DurationField, as_duration, check_duration
 from sagas_store.records import NewRun, RunPosition, RunRecord
 from sagas_store.states import HELD, OPEN, SETTLED, Decision, State
 from sagas_store.tenants import TenantDatabases
@@ -62,22 +65,43 @@ __all__ = ["Client", "JournalLine", "Run", "RunInfo", "RunPage", "Start", "StopM
 
 C = TypeVar("C", bound=BaseModel)
 
+_STARTS: Final = "[Start(order, key=...)]"
 _KEY_MAX: Final = 512
 _BATCH_MAX: Final = 1000
 _COMPARED_MAX: Final = 100
 _PAGE_MAX: Final = 1000
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Start(Generic[C]):
-    """One run of a `start_many`."""
+    """One run of a `start_many`; what `Client.start` says of its arguments goes for these. Raises InvalidInput."""
 
     context: C
     key: str | None = None
     due_at: datetime | None = None
-    delay: timedelta | None = None
-    deadline: datetime | timedelta | None = None
+    delay: DurationField[timedelta | None] = DurationField(None, least=NONE, most=timedelta.max, field="delay")
+    deadline: datetime | timedelta | float | None = None
     tenant: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.key is not None:
+            _check_key(self.key)
+        if self.due_at is not None and self.delay is not None:
+            raise InvalidInput("due_at, delay", "give at most one of them")
+        if self.due_at is not None:
+            check_aware("due_at", self.due_at)
+        if self.deadline is not None:
+            _check_deadline(self.deadline)
+        check_tenant(self.tenant)
+
+
+@dataclass(frozen=True, slots=True)
+class _Given:
+    """What was given for a start, checked as far as that can be done without the database."""
+
+    start: Start[Any]
+    tenant: str | None
+    payload: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,10 +265,10 @@ class Client:
 
         With a `tenant` it is bound: it starts, sees and stops that tenant's runs alone. Unbound, it reaches all.
         """
-        self._store = store_of(store, tenant)
-        self._keys = keys_of(self._store)
         self._reach = Reach(tenant)
-        self._limits = limits or Limits()
+        self._store = store_of(store, tenant, "Client")
+        self._keys = keys_of(self._store)
+        self._limits = checked_limits(limits)
         self._closed = False
 
     async def close(self) -> None:
@@ -268,23 +292,26 @@ class Client:
         *,
         key: str | None = None,
         due_at: datetime | None = None,
-        delay: timedelta | None = None,
-        deadline: datetime | timedelta | None = None,
+        delay: timedelta | float | None = None,
+        deadline: datetime | timedelta | float | None = None,
         tenant: str | None = None,
         session: Any = None,
     ) -> Run[C]:
         """Start a run, durably, and return its handle. With a `key`, at most one run of the saga (and tenant) has it.
 
         The same key with the same input returns the run that is there (`created` is False), however often and from
-        wherever it is asked; with another input it raises KeyConflict. `due_at` (aware) or `delay` say when it may
-        begin; the default is now. `deadline` (aware, or how long from now; default: the saga's) says until when the
-        pivot must be reached, else the run is undone (`timed_out`). With `session`, the run exists if and only if the
-        caller's transaction commits.
+        wherever it is asked; with another input it raises KeyConflict. `due_at` (an aware datetime) or `delay` (a
+        timedelta, or seconds) say when it may begin; the default is now. `deadline` (an aware datetime, or how long
+        from now; default: the saga's) says until when the pivot must be reached, else the run is undone (`timed_out`).
+        With `session`, the run exists if and only if the caller's transaction, which is under way, commits.
         Raises InvalidInput, PayloadTooLarge, DefinitionError, StoreUnavailable (start again with the same key); with a
         keyring also CannotOpen, when the tenant's key cannot be had.
         """
+        given = self._given(saga, Start(context, key, due_at, delay, deadline, tenant))
+        if session is not None:
+            check_session(session)
         await self._store.ready()
-        asked = await self._checked(saga, Start(context, key, due_at, delay, deadline, tenant))
+        asked = await self._asked(saga, given)
         run = await self._sealed(saga, asked)
         created = True
         try:
@@ -306,8 +333,11 @@ class Client:
         Idempotent like `start`. Everything is validated before anything is stored. A KeyConflict is raised after all
         the others were started, so repeating the call without the conflicting one is safe.
         """
+        if not isinstance(starts, Iterable):
+            raise InvalidInput("starts", f"must be several, a list for instance, not {kind_of(starts)}: {_STARTS}")
+        given = [self._given(saga, start) for start in starts]
         await self._store.ready()
-        asked = [await self._checked(saga, start) for start in starts]
+        asked = [await self._asked(saga, one) for one in given]
         distinct: dict[str, _Asked] = {}
         for one in asked:
             if not is_same_context(saga.context, distinct.setdefault(one.run_id, one).payload, one.payload):
@@ -328,16 +358,20 @@ class Client:
                 await self._same_input(saga, one, stored.get(one.run_id))
         return [Run(self, saga, one.run_id, created=one.run_id not in existing) for one in asked]
 
-    async def _checked(self, saga: Saga[C], start: Start[C]) -> _Asked:
+    def _given(self, saga: Saga[C], start: Start[C]) -> _Given:
         check_saga(saga)
-        refuse_unkeyed(self._store, "without its key this run's would lie in the clear")
+        check_kind("starts", start, Start, _STARTS)
         payload = check_context(saga, start.context, self._limits, sealed=self._store.keyring is not None)
-        tenant = self._reach.choose(start.tenant)
+        return _Given(start, self._reach.choose(start.tenant), payload)
+
+    async def _asked(self, saga: Saga[C], given: _Given) -> _Asked:
+        refuse_unkeyed(self._store, "without its key this run's would lie in the clear")
+        start = given.start
         now = self._store.clock.now()
-        due_at = _due(now, start.due_at, start.delay)
+        due_at = _due(now, start)
         deadline = _deadline(now, due_at, start.deadline if start.deadline is not None else saga.deadline)
-        run_id = await self._run_id(saga.name, start.key, tenant) if start.key is not None else new_token()
-        return _Asked(run_id, start.key, tenant, payload, now, due_at, deadline)
+        run_id = await self._run_id(saga.name, start.key, given.tenant) if start.key is not None else new_token()
+        return _Asked(run_id, start.key, given.tenant, given.payload, now, due_at, deadline)
 
     async def _sealed(self, saga: Saga[C], asked: _Asked) -> NewRun:
         sealer = await self._keys.sealer(asked.tenant, asked.run_id)
@@ -358,7 +392,6 @@ class Client:
         )
 
     async def _run_id(self, saga: str, key: str, tenant: str | None) -> str:
-        _check_key(key)
         lookup = await self._keys.lookup_key(tenant)
         return lookup.run_id(saga, key) if lookup is not None else run_id_of(saga, key, tenant)
 
@@ -397,6 +430,7 @@ class Client:
         _check_key(key)
         tenant = self._reach.choose(tenant)
         await self._store.ready()
+        run_id: str | None = None
         # To look is no reason to make keys, for a name that may be mistyped.
         if not isinstance(self._keys, Keyring) or await self._keys.keys(tenant):
             run_id = await self._run_id(saga, key, tenant)
@@ -404,7 +438,7 @@ class Client:
                 return (await self._record(run_id)).run_id
         refuse_unkeyed(self._store, "without its key no run is found by its idempotency key")
         whose = f"of tenant {tenant!r}" if tenant is not None else "without a tenant"
-        raise RunNotFound(f"of saga {saga!r} with this key, {whose}")
+        raise RunNotFound(run_id, f"saga {saga!r}: a run {whose} with this key", key=key)
 
     async def context(self, run_id: str) -> Any:
         """The newest context of a run, which is its payload: what its JSON says, not validated.
@@ -426,13 +460,14 @@ class Client:
         limit: int = 50,
         open_keys: bool = False,
     ) -> RunPage:
-        """Runs, newest first, a page at a time; held ones with `state=HELD`. No payload is read. Raises InvalidInput.
+        """Runs, newest first, a page at a time; held ones with `state="held"`. No payload is read. Raises InvalidInput.
 
         Idempotency keys that are sealed, and reasons, are left out, unless `open_keys` asks for them: that may need the
         key service.
         Pages by position, not by number: runs started meanwhile neither repeat nor hide any.
         """
         check_limit(limit, _PAGE_MAX)
+        check_flag("open_keys", open_keys)
         states = choose_states("state", state if state is not None else State)
         chosen = choose_runs(self._store, self._reach, states, tenant=tenant, saga=saga)
         position = _position(after) if after is not None else None
@@ -511,6 +546,7 @@ class Client:
         """
         check_words(by, reason)
         check_limit(limit)
+        check_flag("dry_run", dry_run)
         chosen = choose_runs(
             self._store,
             self._reach,
@@ -589,9 +625,12 @@ class Client:
         return await read_run(self._store, self._reach, run_id)
 
     async def _result(self, saga: Saga[C], run_id: str, timeout: float | timedelta | None) -> C:
-        limit = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
-        ends_at = asyncio.get_running_loop().time() + limit if limit is not None else None
-        await self._record(run_id)
+        limit = check_duration("timeout", timeout, least=NONE, most=timedelta.max) if timeout is not None else None
+        ends_at = asyncio.get_running_loop().time() + limit.total_seconds() if limit is not None else None
+        record = await self._record(run_id)
+        if record.saga != saga.name:
+            # Its result may well fit this saga's model, and would be taken for this saga's.
+            raise InvalidInput("saga", f"run {run_id} is of saga {record.saga!r}, not of {saga.name!r}")
         while True:
             timed_out = False
             try:
@@ -604,7 +643,7 @@ class Client:
             if record.state not in OPEN:
                 return await self._outcome(saga, record)
             if timed_out:
-                raise ResultTimeout(run_id, timedelta(seconds=limit or 0), record.state)
+                raise ResultTimeout(run_id, limit or NONE, record.state)
             # It was at rest, and an operator has let it go on since: wait on.
 
     async def _outcome(self, saga: Saga[C], record: RunRecord) -> C:
@@ -653,11 +692,12 @@ class Run(Generic[C]):
         return f"Run({self._saga.name!r}, {self.run_id!r})"
 
     async def result(self, timeout: float | timedelta | None = None) -> C:
-        """Wait until the run comes to rest and return its last context; `timeout` in seconds, None waits for ever.
+        """Wait until the run comes to rest and return its last context, at most for `timeout`; None waits for ever.
 
-        Raises RunRolledBack, RunFailed or RunHeld with what happened, ResultTimeout when it is still going on,
-        RunNotFound, ClientClosed when the client is closed meanwhile. All who wait through one store share one
-        change stream and one poll.
+        `timeout` is a timedelta, or seconds. Raises RunRolledBack, RunFailed or RunHeld with what happened,
+        ResultTimeout when it is still going on, RunNotFound, InvalidInput when it is a run of another saga,
+        ClientClosed when the client is closed meanwhile. All who wait through one store share one change stream and
+        one poll.
         """
         return await self._client._result(self._saga, self.run_id, timeout)  # noqa: SLF001 - one subject in two classes
 
@@ -683,36 +723,39 @@ class Run(Generic[C]):
 
 def _check_key(key: object) -> None:
     if not (isinstance(key, str) and 0 < len(key) <= _KEY_MAX):
-        raise InvalidInput("key", f"must be a text of 1 to {_KEY_MAX} characters")
+        given = f"{len(key)} characters" if isinstance(key, str) else kind_of(key)
+        raise InvalidInput("key", f"must be a text of 1 to {_KEY_MAX} characters, not {given}")
     check_utf8("key", key)
 
 
-def _after(field: str, now: datetime, wait: object) -> datetime:
-    if not isinstance(wait, timedelta):
-        raise InvalidInput(field, "must be a timedelta, for instance timedelta(minutes=5)")
+def _check_deadline(deadline: object) -> datetime | timedelta:
+    """A time, or how long from now. Raises InvalidInput."""
+    if isinstance(deadline, datetime):
+        return check_aware("deadline", deadline)
+    if as_duration(deadline) is None and not isinstance(deadline, int | float):
+        given = kind_of(deadline)
+        raise InvalidInput("deadline", f"must be an aware datetime, or a timedelta or seconds from now, not {given}")
+    return check_duration("deadline", deadline, most=timedelta.max)
+
+
+def _after(field: str, now: datetime, wait: timedelta) -> datetime:
     try:
         return now + wait
     except OverflowError:
         raise InvalidInput(field, "is beyond the years 1 to 9999") from None
 
 
-def _due(now: datetime, due_at: datetime | None, delay: timedelta | None) -> datetime:
-    if due_at is not None and delay is not None:
-        raise InvalidInput("due_at, delay", "give at most one of them")
-    if due_at is not None:
-        return check_aware("due_at", due_at)
-    if delay is None:
-        return now
-    at = _after("delay", now, delay)
-    if at < now:
-        raise InvalidInput("delay", "must not be negative")
-    return at
+def _due(now: datetime, start: Start[Any]) -> datetime:
+    if start.due_at is not None:
+        return check_aware("due_at", start.due_at)
+    return _after("delay", now, start.delay) if start.delay is not None else now
 
 
-def _deadline(now: datetime, due_at: datetime, deadline: datetime | timedelta | None) -> datetime | None:
+def _deadline(now: datetime, due_at: datetime, deadline: datetime | timedelta | float | None) -> datetime | None:
     if deadline is None:
         return None
-    at = _after("deadline", now, deadline) if isinstance(deadline, timedelta) else check_aware("deadline", deadline)
+    given = _check_deadline(deadline)
+    at = _after("deadline", now, given) if isinstance(given, timedelta) else given
     if at <= due_at:
         raise InvalidInput("deadline", "must be after the run may begin, else it could only time out")
     return at

@@ -24,7 +24,8 @@ from typing_extensions import TypeVar
 from sagas.errors import DefinitionError
 from sagas.log import get_logger
 from sagas.policy import COMPENSATION_RETRY, FORWARD_RETRY, STEP_RETRY, RetryPolicy
-from sagas_store.numbers import COUNT_MAX
+from sagas_store.inputs import kind_of
+from sagas_store.numbers import COUNT_MAX, as_duration
 
 __all__ = [
     "STEPS_MAX",
@@ -230,7 +231,8 @@ class Saga(Generic[C]):
     ) -> None:
         """Name it, and give the type of its context.
 
-        `deadline`: how long after its start a run may take to reach its pivot; then it is undone (`timed_out`).
+        `deadline` (a timedelta, or seconds): how long after its start a run may take to reach its pivot; then it is
+        undone (`timed_out`).
         """
         if not isinstance(name, str) or not _NAME.fullmatch(name):
             raise DefinitionError(str(name), None, _name_problem("a saga"))
@@ -242,10 +244,10 @@ class Saga(Generic[C]):
         self.context: Final = context
         self.version: Final = version
         self._steps: list[StepDefinition[C]] = []
-        self.deadline: Final = _duration(deadline) if deadline is not None else None
+        self.deadline: Final = as_duration(deadline) if deadline is not None else None
         if deadline is not None and (self.deadline is None or self.deadline <= timedelta(0)):
             raise DefinitionError(
-                name, None, f"the deadline must be seconds or a timedelta above zero, not {deadline!r}"
+                name, None, f"the deadline must be a timedelta, or seconds, above zero, not {deadline!r}"
             )
         self._frozen = False
 
@@ -282,12 +284,13 @@ class Saga(Generic[C]):
     ) -> Any:
         """Declare the next step. Before the pivot it needs a compensation, or `no_compensation=True`.
 
-        `timeout` bounds one try (seconds or timedelta, default 60 s, None for no bound); a try that is over it is in
+        `timeout` bounds one try (a timedelta, or seconds; default 60 s, None for no bound); a try that is over it is in
         doubt. `retry` defaults to five tries before the pivot and three days after it. `transactional=True` gives the
         step a MongoDB session: what it writes with it commits together with the step's outcome, so exactly once.
         """
 
         def declare(function: StepFunction[C]) -> StepDefinition[C]:
+            self._check_flag(_name_of(function, name), "no_compensation", no_compensation)
             if self._has_pivot:
                 kind = StepKind.FORWARD
             else:
@@ -382,6 +385,10 @@ class Saga(Generic[C]):
                 self.name, step, "the saga is in use already; declare all its steps before a client or worker takes it"
             )
 
+    def _check_flag(self, step: str, what: str, given: object) -> None:
+        if not isinstance(given, bool):
+            raise DefinitionError(self.name, str(step), f"{what} must be True or False, not {kind_of(given)}")
+
     def _add(
         self,
         function: StepFunction[C],
@@ -395,6 +402,7 @@ class Saga(Generic[C]):
     ) -> StepDefinition[C]:
         name = _name_of(function, name)
         self.require_open(name)
+        self._check_flag(name, "transactional", transactional)
         if not isinstance(name, str) or not _NAME.fullmatch(name):
             raise DefinitionError(self.name, str(name), _name_problem("a step") + "; pass name=")
         if any(step.name == name for step in self._steps):
@@ -403,9 +411,9 @@ class Saga(Generic[C]):
             raise DefinitionError(self.name, name, f"a saga has at most {STEPS_MAX} steps")
         default = FORWARD_RETRY if kind is StepKind.FORWARD else STEP_RETRY
         part = _part(self, name, "step", function, retry=default if retry is None else retry, timeout=timeout)
-        grace = _duration(stop_grace)
+        grace = as_duration(stop_grace)
         if grace is None or grace < timedelta(0):
-            raise DefinitionError(self.name, name, f"stop_grace must be seconds or a timedelta, not {stop_grace!r}")
+            raise DefinitionError(self.name, name, f"stop_grace must be a timedelta, or seconds, not {stop_grace!r}")
         step = StepDefinition(
             saga=self, name=name, kind=kind, forward=part, transactional=transactional, stop_grace=grace
         )
@@ -434,7 +442,7 @@ def _part(
         _check_annotation(function, saga.context, wrong)
     if not isinstance(retry, RetryPolicy):
         raise wrong(f"needs a RetryPolicy for retry=, not {retry!r}")
-    limit = _duration(timeout) if timeout is not None else None
+    limit = as_duration(timeout) if timeout is not None else None
     if timeout is not None and (limit is None or limit <= timedelta(0)):
         raise wrong(f"needs a timeout above zero, in seconds or as a timedelta, not {timeout!r}")
     return Part(function, retry, limit, in_thread=not inspect.iscoroutinefunction(bare))
@@ -445,16 +453,6 @@ def _unwrapped(function: Any) -> Any:
     while isinstance(function, functools.partial):
         function = function.func
     return function if inspect.isroutine(function) else function.__call__
-
-
-def _duration(value: object) -> timedelta | None:
-    """Seconds or a timedelta as a timedelta; None for anything else."""
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        try:
-            return timedelta(seconds=value)
-        except (OverflowError, ValueError):  # endless, or not a number
-            return None
-    return value if isinstance(value, timedelta) else None
 
 
 def _check_annotation(function: Any, context: type[BaseModel], wrong: Callable[[str], DefinitionError]) -> None:

@@ -8,7 +8,7 @@ Whatever is meant for a caller is a SagaError, wrong options included; anything 
     ├── StartRefused           this start is not possible as asked
     │   ├── KeyConflict        the key was used before, with another input
     │   └── PayloadTooLarge    the context is over the limit
-    ├── RunNotFound            no run has this id
+    ├── RunNotFound            no run has this id, or this key
     ├── OperatorRefused        an operator's verb does not apply to this run now; the reason is named
     ├── KeyRefused             an operator's verb does not apply to this key now; the reason is named
     ├── JournalMisfit          a journal does not fit its definition: its run is held, with the difference named
@@ -26,7 +26,7 @@ Whatever is meant for a caller is a SagaError, wrong options included; anything 
     │   ├── RunRolledBack      failed, cancelled or timed out before its pivot; every effect is undone
     │   ├── RunFailed          a plain durable function raised for good
     │   └── RunHeld            it waits for an operator
-    └── StoreError             about the database, see sagas_store.errors (StoreUnavailable, NoTenantDatabase ...)
+    └── StoreError             about the database, see sagas_store.errors (StoreUnavailable ...)
 
 Raised by the author of a step, to say what the engine cannot know:
 
@@ -147,11 +147,13 @@ class PayloadTooLarge(StartRefused):
 
 
 class RunNotFound(SagaError):
-    """No run has this id."""
+    """No run has this id. Or, looked up by its `key`, that key: `run_id` is the id it would have, None if not known."""
 
-    def __init__(self, run_id: str) -> None:
-        super().__init__(f"run {run_id}: not found")
+    def __init__(self, run_id: str | None, sought: str | None = None, *, key: str | None = None) -> None:
+        """`sought` says what was asked for, where it was not the id; as in KeyConflict without the key."""
+        super().__init__(f"{sought or f'run {run_id}'}: not found")
         self.run_id = run_id
+        self.key = key
 
 
 class OperatorRefused(SagaError):

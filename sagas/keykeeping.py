@@ -37,8 +37,10 @@ from sagas.tenancy import Reach, store_of
 from sagas_store import MongoStore
 from sagas_store.entries import Entry, Kind
 from sagas_store.errors import UnreadableRun, unreadable
+from sagas_store.inputs import kind_of
 from sagas_store.journal import Resealed
 from sagas_store.keys import KeyRecord, KeyState, Purpose
+from sagas_store.numbers import check_count
 from sagas_store.records import RunRecord
 from sagas_store.resealing import ResealedField
 from sagas_store.states import HELD, OPEN, SETTLED, State
@@ -133,16 +135,17 @@ class KeyKeeper:
 
     def __init__(self, store: MongoStore | TenantDatabases, *, tenant: str | None = None) -> None:
         """With a `tenant` it is bound."""
-        self._store = store_of(store, tenant)
-        self._keys = keys_of(self._store)
         self._reach = Reach(tenant)
+        self._store = store_of(store, tenant, "KeyKeeper")
+        self._keys = keys_of(self._store)
 
     # ---------------------------------------------------------------- looking
 
     async def of_tenant(self, tenant: str | None = None) -> list[KeyRecord]:
         """A tenant's keys, oldest first: purposes, states, times, master keys."""
+        tenant = self._reach.choose(tenant)
         await self._store.ready()
-        return await self._store.keys.list_of_tenant(self._reach.choose(tenant))
+        return await self._store.keys.list_of_tenant(tenant)
 
     async def every(self) -> AsyncIterator[KeyRecord]:
         """All keys that can be reached, of all tenants, in the order of their ids."""
@@ -185,20 +188,22 @@ class KeyKeeper:
 
     async def create(self, tenant: str | None = None) -> str:
         """Make a tenant's first keys, or new ones after a destruction; returns the data key's id: Keyring.create."""
+        tenant = self._reach.choose(tenant)
         keyring = await self._ready()
-        return await keyring.create(self._reach.choose(tenant))
+        return await keyring.create(tenant)
 
     async def rotate(self, tenant: str | None = None, *, by: str, reason: str) -> str:
         """Seal with a new data key from now on; returns its id. See Keyring.rotate, and then `rewrap`."""
         check_words(by, reason)
+        tenant = self._reach.choose(tenant)
         keyring = await self._ready()
-        return await keyring.rotate(self._reach.choose(tenant), by=by, reason=reason)
+        return await keyring.rotate(tenant, by=by, reason=reason)
 
     async def rewrap_master(self) -> Rewrapped:
         """Wrap every key of every tenant with the newest master key. See Keyring.rewrap_keys. Refused where bound."""
-        keyring = await self._ready()
         if self._reach.tenant is not None:
             raise InvalidInput("tenant", "master keys are everybody's, and this is bound to one tenant")
+        keyring = await self._ready()
         return await keyring.rewrap_keys()
 
     # ---------------------------------------------------------------- destroying
@@ -233,10 +238,10 @@ class KeyKeeper:
         `confirm` must repeat the tenant, or be "no tenant". Its runs stay listed. See Keyring.destroy.
         """
         check_words(by, reason)
-        await self._store.ready()
         tenant = self._reach.choose(tenant)
         if confirm != (tenant if tenant is not None else NO_TENANT):
             raise InvalidInput("confirm", "must repeat the tenant whose payloads shall become unreadable for good")
+        await self._store.ready()
         if isinstance(self._keys, Keyring):
             return await self._keys.destroy(tenant, confirm=tenant, by=by, reason=reason)
         return [key.key_id for key in await self._store.keys.destroy(tenant, by=by, reason=reason)]
@@ -253,8 +258,11 @@ class KeyKeeper:
         be cancelled or be called twice at once without harm. `progress` is called with what was done so far, after each
         hundred runs. Raises CannotOpen when the newest key cannot be had, StoreUnavailable: call it again.
         """
-        keyring = await self._ready()
         tenant = self._reach.choose(tenant)
+        check_count("at_once", at_once)
+        if progress is not None and not callable(progress):
+            raise InvalidInput("progress", f"must be a function of a Rewrap, not {kind_of(progress)}")
+        keyring = await self._ready()
         present = [key for key in await keyring.keys(tenant) if key.purpose is Purpose.DATA]
         newest = next((key.key_id for key in present if key.state is KeyState.ACTIVE), None)
         if newest is None:
@@ -366,8 +374,8 @@ class KeyKeeper:
 
     async def _record(self, tenant: str | None, key_id: str) -> KeyRecord:
         check_text("key_id", key_id)
-        await self._store.ready()
         tenant = self._reach.choose(tenant)
+        await self._store.ready()
         key = await self._store.keys.get(key_id)
         if key is None or key.tenant != tenant:  # another tenant's is as unknown as none
             raise KeyRefused(tenant, key_id, "there is no key of that id")

@@ -56,11 +56,13 @@ from sagas.sealing import (
     Unsealed,
     keys_needed,
 )
+from sagas.texts import check_tenant
 from sagas.wrapping import KeyName, KeyWrapper, Wrapped
 from sagas_store import MongoStore
 from sagas_store.errors import KeyIdTaken
+from sagas_store.inputs import check_flag, check_kind, check_methods
 from sagas_store.keys import KeyRecord, Keys, KeyState, NewKey, Purpose
-from sagas_store.numbers import check_duration
+from sagas_store.numbers import NONE, check_duration
 from sagas_store.records import RunRecord
 
 __all__ = [
@@ -131,9 +133,9 @@ class Keyring:
         self,
         wrapper: KeyWrapper,
         *,
-        max_age: timedelta = DEFAULT_MAX_AGE,
-        pause: timedelta = timedelta(seconds=1),
-        call_timeout: timedelta = timedelta(seconds=10),
+        max_age: timedelta | float = DEFAULT_MAX_AGE,
+        pause: timedelta | float = timedelta(seconds=1),
+        call_timeout: timedelta | float = timedelta(seconds=10),
         create_on_first_use: bool = True,
         monotonic: Monotonic = monotonic,
         random_bytes: RandomBytes = random_bytes,
@@ -141,18 +143,18 @@ class Keyring:
         """Nothing is asked yet.
 
         `max_age` bounds how long a key is used after it was last asked for. `pause` is how long a key service that did
-        not answer is left alone, `call_timeout` how long one answer of it is waited for. Without `create_on_first_use`
-        a tenant needs `create` before its first run.
+        not answer is left alone, `call_timeout` how long one answer of it is waited for; each is a timedelta, or
+        seconds. Without `create_on_first_use` a tenant needs `create` before its first run. Raises InvalidInput.
         """
-        for name, value in (("max_age", max_age), ("call_timeout", call_timeout)):
-            check_duration(f"Keyring.{name}", value)
-        check_duration("Keyring.pause", pause, least=timedelta(0))
+        check_methods(
+            "wrapper", wrapper, ("wrap", "unwrap"), "a KeyWrapper, LocalKeyWrapper.from_file(...) for instance"
+        )
         self._wrapper = wrapper
-        self.max_age: Final = max_age
-        self._max_age_s = max_age.total_seconds()
-        self._pause_s = pause.total_seconds()
-        self._call_timeout_s = call_timeout.total_seconds()
-        self._create_on_first_use = create_on_first_use
+        self.max_age: Final = check_duration("Keyring.max_age", max_age)
+        self._max_age_s = self.max_age.total_seconds()
+        self._pause_s = check_duration("Keyring.pause", pause, least=NONE).total_seconds()
+        self._call_timeout_s = check_duration("Keyring.call_timeout", call_timeout).total_seconds()
+        self._create_on_first_use = check_flag("Keyring.create_on_first_use", create_on_first_use)
         self._monotonic = monotonic
         self._random_bytes = random_bytes
         self._store: Keys | None = None
@@ -162,7 +164,8 @@ class Keyring:
         self._swept_at = monotonic()
 
     def bind(self, keys: Keys) -> None:
-        """Say where the wrapped keys are kept: `store.keys`. A keyring serves one store."""
+        """Say where the wrapped keys are kept: `store.keys`. A keyring serves one store. Raises InvalidInput."""
+        check_kind("keys", keys, Keys, "keyring.bind(store.keys)")
         if self._store is not None and self._store is not keys:
             raise InvalidInput("keyring", "is in use with another store; give each store a keyring of its own")
         self._store = keys
@@ -216,6 +219,7 @@ class Keyring:
 
     async def keys(self, tenant: str | None) -> list[KeyRecord]:
         """A tenant's keys, oldest first: states, times, master keys. Nothing is unwrapped."""
+        check_tenant(tenant)
         return await self._keys.list_of_tenant(tenant)
 
     async def create(self, tenant: str | None) -> str:
@@ -224,6 +228,7 @@ class Keyring:
         A tenant that has an active key keeps it, so repeating is safe. After a destruction the same idempotency key
         gives another run than before.
         """
+        check_tenant(tenant)
         return await self._make(tenant, anew=True)
 
     async def rotate(self, tenant: str | None, *, by: str, reason: str) -> str:
@@ -231,6 +236,7 @@ class Keyring:
 
         Other processes notice within half of their `max_age`. Raises KeyLost when the tenant has no active key.
         """
+        check_tenant(tenant)
         while True:
             active = await self._keys.newest_active(tenant, Purpose.DATA)
             if active is None:
@@ -250,6 +256,7 @@ class Keyring:
         `confirm` must repeat the tenant. Other processes notice within their `max_age`. Backups of the keys collection
         hold the wrapped keys as long as they are kept.
         """
+        check_tenant(tenant)
         if confirm != tenant:
             raise InvalidInput("confirm", "must repeat the tenant whose payloads shall become unreadable for good")
         try:

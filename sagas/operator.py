@@ -33,7 +33,7 @@ from sagas.errors import InvalidInput, NoKeyring, OperatorRefused, RunNotFound, 
 from sagas.identity import restart_id_of
 from sagas.keykeeping import KeyKeeper
 from sagas.keyring import ClaimRound, keys_of, sealer_of
-from sagas.limits import Limits
+from sagas.limits import Limits, checked_limits
 from sagas.payload import dump_text
 from sagas.sealing import Slot, place_of_newest_context, place_of_payload, place_of_reason
 from sagas.stopping import NOTHING_TO_UNDO, check_words
@@ -41,6 +41,7 @@ from sagas.tenancy import Reach, store_of
 from sagas_store import MongoStore
 from sagas_store.entries import Entry, Kind
 from sagas_store.errors import RunExists, WrongState
+from sagas_store.inputs import check_flag
 from sagas_store.records import HeldGroup, NewRun, RunFilter, RunRecord
 from sagas_store.states import HELD, SETTLED, State
 from sagas_store.tenants import TenantDatabases
@@ -75,10 +76,10 @@ class Operator:
         self, store: MongoStore | TenantDatabases, *, tenant: str | None = None, limits: Limits | None = None
     ) -> None:
         """With a `tenant` it is bound, and reaches that tenant's runs alone. `limits` should be the workers'."""
-        self._store = store_of(store, tenant)
-        self._keys = keys_of(self._store)
         self._reach = Reach(tenant)
-        self._limits = limits or Limits()
+        self._store = store_of(store, tenant, "Operator")
+        self._keys = keys_of(self._store)
+        self._limits = checked_limits(limits)
         self.keys: Final = KeyKeeper(self._store, tenant=tenant)
         """The tenants' keys: rotate, seal anew, ask who needs one, destroy."""
 
@@ -89,6 +90,7 @@ class Operator:
         compensations run), `broken` (after a fix), and `failed` (the step of a plain durable function is tried again).
         Raises OperatorRefused with the reason, RunNotFound.
         """
+        check_words(by, reason)
         run = await self._read(run_id)
         if run.state is State.IN_DOUBT:
             raise OperatorRefused(
@@ -122,8 +124,14 @@ class Operator:
         changes nothing. Raises OperatorRefused, RunNotFound, InvalidInput.
         """
         check_saga(saga)
-        if not isinstance(happened, bool):
-            raise InvalidInput("happened", "must be True or False: it cannot be taken back")
+        check_words(by, reason)
+        check_flag("happened", happened)
+        check_flag("dry_run", dry_run)
+        if happened != (context is not None):
+            raise InvalidInput("context", "give the pivot's context if it happened, and none if it did not")
+        payload: bytes | None = None
+        if context is not None:
+            payload = check_context(saga, context, self._limits, sealed=self._store.keyring is not None)
         run = await self._read(run_id)
         if run.state is not State.IN_DOUBT:
             raise OperatorRefused(run_id, run.state, "a verdict is for runs whose pivot is in doubt")
@@ -131,19 +139,14 @@ class Operator:
             raise InvalidInput(
                 "saga", f"run {run_id} is of {run.saga} [{run.fingerprint}], not of {saga.name} [{saga.fingerprint}]"
             )
-        if happened != (context is not None):
-            raise InvalidInput("context", "give the pivot's context if it happened, and none if it did not")
-        payload: bytes | None = None
-        if context is not None:
-            payload = check_context(saga, context, self._limits, sealed=self._store.keyring is not None)
-        check_words(by, reason)
         if dry_run:
             return
         pivot = next(step.name for step in saga.steps if step.kind is StepKind.PIVOT)  # nothing else is held in doubt
         await self._move_on(run, Kind.VERDICT, by, reason, step=pivot, payload=payload)
 
     async def retry_now(self, run_id: str, *, by: str, reason: str) -> None:
-        """Cut the wait of a parked run short: it is due now. Raises OperatorRefused, RunNotFound."""
+        """Cut the wait of a parked run short: it is due now. Raises OperatorRefused, RunNotFound, InvalidInput."""
+        check_words(by, reason)
         run = await self._read(run_id)
         if run.state is not State.PENDING:
             why = "it is under way already" if run.state is State.RUNNING else "it is not waiting for a retry"
@@ -236,6 +239,7 @@ class Operator:
         """
         check_words(by, reason)
         check_limit(limit)
+        check_flag("dry_run", dry_run)
         named = check_several("runs", runs) if runs is not None else None
         tenant = self._reach.choose(tenant)
         await self._store.ready()
@@ -369,6 +373,7 @@ class Operator:
     ) -> BulkResult:
         check_words(by, reason)
         check_limit(limit)
+        check_flag("dry_run", dry_run)
         await self._store.ready()
         result = BulkResult(dry_run)
 
@@ -401,7 +406,6 @@ class Operator:
     async def _move_on(
         self, run: RunRecord, kind: Kind, by: str, reason: str, *, step: str | None = None, payload: bytes | None = None
     ) -> None:
-        check_words(by, reason)
         sealer = await self._keys.sealer(run.tenant, run.run_id)
         if sealer.key_id is None and run.keys:
             raise NoKeyring(run.tenant, None, f"run {run.run_id} is sealed, and nothing of it may lie in the clear")

@@ -12,7 +12,8 @@ import tenacity
 
 from sagas.errors import InvalidInput, NonRetryable, Retryable, pause_of
 from sagas_store.faults import is_transient
-from sagas_store.numbers import DURATION_MAX, check_count, check_duration
+from sagas_store.inputs import check_flag, kind_of
+from sagas_store.numbers import DURATION_MAX, NONE, DurationField, check_count
 
 __all__ = ["COMPENSATION_RETRY", "FORWARD_RETRY", "STEP_RETRY", "Failure", "RetryPolicy"]
 
@@ -102,20 +103,22 @@ class Failure:
     """The author's own word, NonRetryable: it did not happen, under this key, and an earlier try did not either."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class RetryPolicy:
     """How often and when a step is tried again. Tries are counted in the journal, so the count survives crashes.
+
+    Times are a timedelta, or seconds.
 
     A try that was broken off by a crash or a drain counts for nothing: only what the step itself raised does.
     """
 
     max_attempts: int | None = 5
     """Tries in all, the first included; None leaves the bound to `max_elapsed`."""
-    max_elapsed: timedelta | None = None
+    max_elapsed: DurationField[timedelta | None] = DurationField(None, least=NONE, most=timedelta.max)
     """No further try begins later than this after the first failure; None means no such bound."""
-    initial_wait: timedelta = timedelta(milliseconds=200)
+    initial_wait: DurationField[timedelta] = DurationField(timedelta(milliseconds=200), least=NONE, most=timedelta.max)
     """The wait after the first failure; each further one is twice as long."""
-    max_wait: timedelta = timedelta(seconds=60)
+    max_wait: DurationField[timedelta] = DurationField(timedelta(seconds=60), least=NONE, most=timedelta.max)
     """No wait is longer than this."""
     jitter: bool = True
     """Draw each wait evenly between half of it and all of it: runs that failed together do not return together."""
@@ -125,10 +128,6 @@ class RetryPolicy:
     """Retry whatever is raised but NonRetryable. For work that has to be done in the end."""
 
     def __post_init__(self) -> None:
-        for name in ("initial_wait", "max_wait", "max_elapsed"):
-            value = getattr(self, name)
-            if value is not None or name != "max_elapsed":
-                check_duration(f"RetryPolicy.{name}", value, least=timedelta(0), most=timedelta.max)
         if self.max_attempts is not None:
             check_count("RetryPolicy.max_attempts", self.max_attempts, most=sys.maxsize)
         elif self.max_elapsed is None:
@@ -138,7 +137,10 @@ class RetryPolicy:
         if not isinstance(self.retry_on, tuple) or not all(
             isinstance(one, type) and issubclass(one, BaseException) for one in self.retry_on
         ):
-            raise InvalidInput("RetryPolicy.retry_on", f"must be a tuple of exception classes, not {self.retry_on!r}")
+            given = kind_of(self.retry_on)
+            raise InvalidInput("RetryPolicy.retry_on", f"must be a tuple of exception classes, not {given}: (OSError,)")
+        for name in ("jitter", "retry_everything"):
+            check_flag(f"RetryPolicy.{name}", getattr(self, name))
 
     def failure(self, error: BaseException) -> Failure:
         """What `error`, raised by a step, means.

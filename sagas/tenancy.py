@@ -5,14 +5,13 @@ from __future__ import annotations
 from typing import Final
 
 from sagas.errors import InvalidInput
-from sagas.texts import check_utf8
+from sagas.texts import check_tenant
 from sagas_store import MongoStore
+from sagas_store.inputs import kind_of
 from sagas_store.records import RunRecord
 from sagas_store.tenants import TenantDatabases
 
-__all__ = ["Reach", "check_tenant", "store_of"]
-
-_TENANT_MAX: Final = 128
+__all__ = ["Reach", "store_of"]
 
 
 class Reach:
@@ -37,20 +36,18 @@ class Reach:
         return self.tenant is None or run.tenant == self.tenant
 
 
-def store_of(store: MongoStore | TenantDatabases, tenant: str | None) -> MongoStore:
-    """Where a client or operator that is bound to this tenant, or to none, finds its runs. Raises InvalidInput."""
+def store_of(store: MongoStore | TenantDatabases, tenant: str | None, user: str) -> MongoStore:
+    """Where a client or operator that is bound to this tenant, or to none, finds its runs. Raises InvalidInput.
+
+    `user` is the class that needs it.
+    """
     if isinstance(store, MongoStore):
         return store
+    if not isinstance(store, TenantDatabases):
+        raise InvalidInput(
+            "store", f"must be a MongoStore or TenantDatabases, not {kind_of(store)}: {user}(MongoStore(database))"
+        )
     if tenant is None:
         raise InvalidInput("tenant", "each tenant has a database of its own here: bind to one, tenant=...")
     check_tenant(tenant)
     return store.of(tenant)
-
-
-def check_tenant(tenant: object) -> None:
-    """Raise InvalidInput unless it is None or a name that can be stored and bound into a key."""
-    if tenant is None:
-        return
-    if not isinstance(tenant, str) or not 0 < len(tenant) <= _TENANT_MAX:
-        raise InvalidInput("tenant", f"must be a text of 1 to {_TENANT_MAX} characters, or None")
-    check_utf8("tenant", tenant)

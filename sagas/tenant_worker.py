@@ -10,10 +10,11 @@ from datetime import timedelta
 from typing import Any, Final
 
 from sagas.definition import Saga
-from sagas.errors import SagaError
+from sagas.errors import InvalidInput, SagaError
 from sagas.log import engine_log
 from sagas.signals import draining_on_signals
-from sagas.worker import WORKER_NAME_MAX, Worker, WorkerOptions, served, where, worker_name
+from sagas.worker import WORKER_NAME_MAX, Worker, WorkerOptions, checked_options, served, where, worker_name
+from sagas_store.inputs import kind_of
 from sagas_store.numbers import check_duration
 from sagas_store.tenants import TENANT_MAX, TenantDatabases
 
@@ -35,14 +36,19 @@ class TenantWorker:
         resources: object = None,
         name: str | None = None,
         options: WorkerOptions | None = None,
-        look: timedelta = timedelta(seconds=10),
+        look: timedelta | float = timedelta(seconds=10),
     ) -> None:
         """As for `Worker`; `options.tenant_concurrency`, else `concurrency`, is how many runs of each are driven.
 
-        `look` is how often to see which tenants there are.
+        `look` (a timedelta, or seconds) is how often to see which tenants there are.
         """
-        check_duration("look", look)
-        options = options or WorkerOptions()
+        if not isinstance(databases, TenantDatabases):
+            raise InvalidInput(
+                "databases",
+                f"must be TenantDatabases, not {kind_of(databases)}: TenantWorker(TenantDatabases(client), sagas); "
+                "on one database: Worker(store, sagas)",
+            )
+        options = checked_options(options)
         self._options = replace(
             options,
             concurrency=options.tenant_concurrency or options.concurrency,
@@ -53,7 +59,7 @@ class TenantWorker:
         self._databases = databases
         self._sagas = list(served(sagas, options.limits).values())
         self._resources = resources
-        self._look_s = look.total_seconds()
+        self._look_s = check_duration("look", look).total_seconds()
         self.name: Final = worker_name(name, most=WORKER_NAME_MAX - 1 - TENANT_MAX)  # each of its workers appends one
         self._workers: dict[str, Worker] = {}
         self._running: dict[str, asyncio.Task[None]] = {}

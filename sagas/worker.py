@@ -12,7 +12,7 @@ import os
 import socket
 import traceback
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -29,10 +29,12 @@ from sagas.limits import Limits
 from sagas.log import engine_log
 from sagas.signals import draining_on_signals
 from sagas_store import MongoStore
-from sagas_store.numbers import check_count, check_duration
+from sagas_store.inputs import check_flag, check_kind, kind_of
+from sagas_store.numbers import NONE, DurationField, check_count
 from sagas_store.records import RunRecord
+from sagas_store.tenants import TenantDatabases
 
-__all__ = ["WORKER_NAME_MAX", "Worker", "WorkerOptions", "served", "where", "worker_name"]
+__all__ = ["WORKER_NAME_MAX", "Worker", "WorkerOptions", "checked_options", "served", "where", "worker_name"]
 
 WORKER_NAME_MAX: Final = 256
 """Characters: the name stands in every entry that the worker writes."""
@@ -43,28 +45,34 @@ _LOOKS_PER_LEASE: Final = 20
 _GATHER: Final = timedelta(milliseconds=20)
 """The longest pause after a claim that took all that was due; a change stream ends it earlier. What becomes due in the
 meantime is claimed together: a claim costs the same trips for one run as for fifty."""
+_LEASE_MIN: Final = timedelta(milliseconds=500)
+"""A shorter lease would end before its first renewals are answered, each a write to a majority's disks, when the server
+is busy for a moment: runs would be taken over, and steps run twice, without anybody having died."""
 _LOOK_S: Final = 0.5
 """While draining: how often to look whether what is left ever ends."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class WorkerOptions:
-    """How a worker works. The defaults suit steps that take from milliseconds to a minute."""
+    """How a worker works. The defaults suit steps that take from milliseconds to a minute.
+
+    Times are a timedelta, or seconds.
+    """
 
     concurrency: int = 64
     """Runs driven at once. Each holds its context and one step in memory; steps that wait cost little."""
     tenant_concurrency: int | None = None
     """Of those, at most this many of one tenant; runs without a tenant are not limited. None: no limit; tenants with
     due runs take turns all the same."""
-    lease: timedelta = timedelta(minutes=5)
+    lease: DurationField[timedelta] = DurationField(timedelta(minutes=5), least=_LEASE_MIN)
     """How long a lost worker's runs wait for another. Renewed six times a lease, and every second while that fails, so
     the database may be away for two thirds of it. Shorter means quicker takeover and more steps run twice when a
-    machine stalls."""
-    poll: timedelta = timedelta(seconds=1)
+    machine stalls; half a second is the least, since below it an ordinary write may take longer than the lease."""
+    poll: DurationField[timedelta] = DurationField(timedelta(seconds=1))
     """The longest pause between two looks for due runs. Change streams make most looks earlier."""
-    park_after: timedelta = timedelta(seconds=2)
+    park_after: DurationField[timedelta] = DurationField(timedelta(seconds=2), least=NONE)
     """A wait for a retry that is longer than this frees the worker; shorter ones are waited out."""
-    drain_grace: timedelta = timedelta(seconds=20)
+    drain_grace: DurationField[timedelta] = DurationField(timedelta(seconds=20), least=NONE)
     """How long steps in hand may go on once the worker drains; then they are broken off and count as in doubt.
     Compensations are always finished. Keep it below what your supervisor waits before it kills."""
     threads: int = 32
@@ -77,16 +85,12 @@ class WorkerOptions:
     ended. False leaves them alone: then call `stop`."""
 
     def __post_init__(self) -> None:
-        for name in ("concurrency", "threads", "tenant_concurrency"):
-            value = getattr(self, name)
-            if value is not None or name != "tenant_concurrency":
-                check_count(f"WorkerOptions.{name}", value)
-        for name in ("lease", "poll"):
-            check_duration(f"WorkerOptions.{name}", getattr(self, name))
-        for name in ("park_after", "drain_grace"):
-            check_duration(f"WorkerOptions.{name}", getattr(self, name), least=timedelta(0))
-        if not isinstance(self.limits, Limits):
-            raise InvalidInput("WorkerOptions.limits", f"must be Limits, not {type(self.limits).__name__}")
+        check_count("WorkerOptions.concurrency", self.concurrency)
+        check_count("WorkerOptions.threads", self.threads)
+        if self.tenant_concurrency is not None:
+            check_count("WorkerOptions.tenant_concurrency", self.tenant_concurrency)
+        check_kind("WorkerOptions.limits", self.limits, Limits, "Limits(context_bytes_max=...)")
+        check_flag("WorkerOptions.handle_signals", self.handle_signals)
 
 
 class Worker:
@@ -105,11 +109,15 @@ class Worker:
         """Serves exactly these sagas and versions; due runs of others are left for a worker that knows them.
 
         `resources` is what steps get as `step.resources`. `name` is how the worker appears on runs and in journals;
-        by default host, process id and a few random digits.
+        by default host, process id and a few random digits. Raises InvalidInput, DefinitionError.
         """
+        if not isinstance(store, MongoStore):
+            tenants = isinstance(store, TenantDatabases)
+            fix = "TenantWorker(databases, sagas)" if tenants else "Worker(MongoStore(database), sagas)"
+            raise InvalidInput("store", f"must be a MongoStore, not {kind_of(store)}: {fix}")
         self.name: Final = worker_name(name)
         """How it appears on runs and in journals."""
-        self.options: Final = options or WorkerOptions()
+        self.options: Final = checked_options(options)
         self._store = store
         self._monotonic = monotonic
         self._sagas = served(sagas, self.options.limits)
@@ -437,19 +445,28 @@ def worker_name(given: str | None, *, most: int = WORKER_NAME_MAX) -> str:
     return f"{host}:{os.getpid()}:{new_token()[:6]}"
 
 
-def served(sagas: Sequence[Saga[Any]], limits: Limits) -> dict[tuple[str, int], Saga[Any]]:
+def checked_options(options: object) -> WorkerOptions:
+    """The worker's options, or the defaults. Raises InvalidInput."""
+    if options is None:
+        return WorkerOptions()
+    return check_kind("options", options, WorkerOptions, "options=WorkerOptions(concurrency=64)")
+
+
+def served(sagas: Iterable[Saga[Any]], limits: Limits) -> dict[tuple[str, int], Saga[Any]]:
     """The sagas by name and version. Raises InvalidInput, DefinitionError: now, rather than at the first run."""
-    if not sagas:
-        raise InvalidInput("sagas", "a worker needs at least one saga to serve")
+    if not isinstance(sagas, Iterable):
+        raise InvalidInput("sagas", f"must be several Saga objects, a list for instance, not {kind_of(sagas)}: [saga]")
     by_version: dict[tuple[str, int], Saga[Any]] = {}
     for saga in sagas:
         if not isinstance(saga, Saga):
-            raise InvalidInput("sagas", f"must be Saga objects, not {saga!r}")
+            raise InvalidInput("sagas", f"must be Saga objects, not {kind_of(saga)}")
         if (saga.name, saga.version) in by_version:
             raise DefinitionError(saga.name, None, f"the worker was given version {saga.version} twice")
         _ = saga.fingerprint  # refuses a wrong definition
         limits.check_room(saga)
         by_version[saga.name, saga.version] = saga
+    if not by_version:
+        raise InvalidInput("sagas", "a worker needs at least one saga to serve")
     return by_version
 
 

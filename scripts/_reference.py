@@ -35,6 +35,7 @@ MARK = re.compile(
     r"(?P<begin><!-- reference: (?P<names>(?!end)[^>]+?) -->\n)(?P<text>.*?)(?P<end><!-- reference: end -->)", re.DOTALL
 )
 NAME = re.compile(r"(?:(?P<module>[\w.]+):)?(?P<name>\w+)(?:\[(?P<only>[\w,]*)\])?")
+DURATION = re.compile(r"DurationField\[(.+)\]")
 WIDTH = 110
 
 
@@ -219,12 +220,22 @@ def _fields(found: Any, *, documented: bool) -> str:
     texts, defaults = _documented_names(found), _defaults(found)
     shown = [each for each in dataclasses.fields(found) if each.name in texts or not documented]
     rows = [
-        (_code(each.name), _code(_annotation(each.type)), _code(defaults.get(each.name, "")), texts.get(each.name, ""))
+        (
+            _code(each.name),
+            _code(_given(_annotation(each.type))),
+            _code(defaults.get(each.name, "")),
+            texts.get(each.name, ""),
+        )
         for each in shown
     ]
     if not any(default for _, _, default, _ in rows):
         return _table(("field", "type", "meaning"), [(name, kind, text) for name, kind, _, text in rows])
     return _table(("field", "type", "default", "meaning"), rows)
+
+
+def _given(annotation: str) -> str:
+    """What a field may be given: for a duration seconds, too."""
+    return DURATION.sub(lambda field: field[1].replace("timedelta", "timedelta | float"), annotation)
 
 
 def _error_row(error: type[BaseException]) -> tuple[str, str, str]:
@@ -298,6 +309,8 @@ def _written_default(value: ast.expr) -> str:
         if "default_factory" in given:
             return f"{ast.unparse(given['default_factory'])}()"
         return ast.unparse(given["default"]) if "default" in given else ""
+    if isinstance(value, ast.Call) and isinstance(value.func, ast.Name) and value.func.id == "DurationField":
+        return ast.unparse(value.args[0])
     return (
         json.dumps(value.value)
         if isinstance(value, ast.Constant) and isinstance(value.value, str)

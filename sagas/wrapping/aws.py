@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any, Final, Never, Self
 
 from sagas.errors import CannotOpen, InvalidInput, KeyDenied, KeyLost, KeyUnavailable, Tampered
-from sagas.wrapping.wrapper import KeyName, Wrapped
+from sagas.wrapping.wrapper import KeyName, Wrapped, checked_names
 
 __all__ = ["AwsKmsWrapper"]
 
@@ -50,12 +50,13 @@ class AwsKmsWrapper:
         An alias can be pointed elsewhere by whoever may update it, and what the database names has to be compared with
         what is trusted here.
         """
-        for arn in (key, *older):
+        names = checked_names(key, older)
+        for arn in names:
             if not (arn.startswith("arn:") and ":key/" in arn):
                 raise InvalidInput("key", f"must be the ARN of a KMS key (arn:...:key/...), not {arn!r}")
         self._client = client
         self._key: Final = key
-        self._trusted: Final = frozenset({key, *older})
+        self._trusted: Final = frozenset(names)
 
     @classmethod
     def connect(cls, key: str, *, older: Sequence[str] = (), **client: Any) -> Self:
@@ -69,6 +70,7 @@ class AwsKmsWrapper:
             from botocore.config import Config  # noqa: PLC0415
         except ImportError:
             raise InvalidInput("AwsKmsWrapper", "needs boto3: pip install '.[aws]' in the checkout") from None
+        checked_names(key, older)
         settings = {
             "region_name": key.split(":")[3] if key.count(":") > 3 else None,
             "config": Config(connect_timeout=2, read_timeout=3, retries={"total_max_attempts": 2}),

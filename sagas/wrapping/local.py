@@ -24,6 +24,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from sagas.clock import RandomBytes, random_bytes
 from sagas.errors import InvalidInput, KeyLost, Tampered
 from sagas.wrapping.wrapper import KeyName, Wrapped
+from sagas_store.inputs import check_kind, kind_of
 
 __all__ = ["LocalKeyWrapper", "add_master_key"]
 
@@ -54,7 +55,8 @@ class LocalKeyWrapper:
 
         Refused unless it is a plain file of this user's (or root's) that nobody else can read or write.
         """
-        return cls(_masters(str(path), lambda: _read(Path(path))))
+        path = _path(path)
+        return cls(_masters(str(path), lambda: _read(path)))
 
     @classmethod
     def from_env(cls, variable: str = "SAGAS_MASTER_KEYS") -> Self:
@@ -62,7 +64,7 @@ class LocalKeyWrapper:
 
         Child processes inherit it, and on Linux /proc shows it to the same user; a file is the better place.
         """
-        if not os.environ.get(variable):
+        if not os.environ.get(check_kind("variable", variable, str, "'SAGAS_MASTER_KEYS'")):
             raise InvalidInput(variable, "is not set; it should hold NAME:BASE64-OF-32-BYTES, the newest last")
         return cls(_masters(variable, lambda: os.environ[variable]))
 
@@ -102,9 +104,9 @@ def add_master_key(
     The new one wraps from now on. Raises InvalidInput when the name is taken or the file is not as it should be.
     Keep a copy of the file where the database's backups are not: without it nothing that is sealed opens again.
     """
-    if not _NAME.fullmatch(name):
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise InvalidInput("name", "must be of letters, digits and . _ - and at most 64 long")
-    path = Path(path)
+    path = _path(path)
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     except OSError as error:
@@ -119,6 +121,12 @@ def add_master_key(
         os.close(descriptor)
     _sync_folder(path)
     return LocalKeyWrapper.from_file(path)
+
+
+def _path(given: object) -> Path:
+    if not isinstance(given, str | os.PathLike):
+        raise InvalidInput("path", f"must be the path of a file, not {kind_of(given)}")
+    return Path(given)
 
 
 def _sync_folder(path: Path) -> None:
@@ -179,11 +187,15 @@ def _parsed(text: str) -> dict[str, bytes] | str:
 
 
 def _problem_of(masters: Mapping[str, bytes]) -> str | None:
+    if not isinstance(masters, Mapping):
+        return f"must be names and 32 bytes each, in a dict, not {kind_of(masters)}"
     if not masters:
         return "a wrapper needs at least one master key"
     for name, key in masters.items():
-        if not _NAME.fullmatch(name):
+        if not isinstance(name, str) or not _NAME.fullmatch(name):
             return "a name is of letters, digits and . _ - and at most 64 long"
+        if not isinstance(key, bytes):
+            return f"master key {name!r} must be bytes, not {kind_of(key)}"
         if len(key) != _KEY_BYTES:
             return f"master key {name!r} is {len(key)} bytes long, not {_KEY_BYTES}"
     return None

@@ -16,7 +16,8 @@ from collections.abc import Sequence
 from typing import Any, Final, Never, Self
 
 from sagas.errors import CannotOpen, InvalidInput, KeyDenied, KeyLost, KeyUnavailable, Tampered
-from sagas.wrapping.wrapper import KeyName, Wrapped
+from sagas.wrapping.wrapper import KeyName, Wrapped, checked_names
+from sagas_store.inputs import check_flag, check_kind
 
 __all__ = ["VaultTransitWrapper"]
 
@@ -38,14 +39,16 @@ class VaultTransitWrapper:
         self, client: Any, key: str, *, mount: str = "transit", older: Sequence[str] = (), derived: bool = False
     ) -> None:
         """`client` is hvac's, authenticated; the application renews its token. `key` and `older` are names of keys."""
-        for name in (mount, key, *older):
+        names = checked_names(key, older)
+        check_kind("mount", mount, str, "'transit'")
+        for name in (mount, *names):
             if not name or name != name.strip("/ "):
                 raise InvalidInput("key", f"must be the plain name of a Transit key or mount, not {name!r}")
         self._client = client
         self._mount: Final = mount
         self._key: Final = key
-        self._derived: Final = derived
-        self._trusted: Final = {f"{mount}/{name}": name for name in (key, *older)}
+        self._derived: Final = check_flag("derived", derived)
+        self._trusted: Final = {f"{mount}/{name}": name for name in names}
 
     @classmethod
     def connect(

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-__all__ = ["KeyName", "KeyWrapper", "Wrapped"]
+from sagas.errors import InvalidInput
+from sagas_store.inputs import check_kind, kind_of
+
+__all__ = ["KeyName", "KeyWrapper", "Wrapped", "checked_names"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +38,14 @@ class Wrapped:
     master: str
     """Its name, not a secret: operators see it, to know which master keys are still needed."""
     wrapped: bytes = field(repr=False)
+
+
+def checked_names(key: str, older: Sequence[str]) -> tuple[str, ...]:
+    """The names of a service's master keys, the newest first. Raises InvalidInput unless they are texts."""
+    check_kind("key", key, str, "the name of a master key")
+    if isinstance(older, str) or not isinstance(older, Iterable):
+        raise InvalidInput("older", f"must be several names, a list for instance, not {kind_of(older)}: [name]")
+    return (key, *(check_kind("older", name, str, "the name of a master key") for name in older))
 
 
 class KeyWrapper(Protocol):

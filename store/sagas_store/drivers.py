@@ -13,18 +13,20 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 import pymongo
 from bson.codec_options import CodecOptions
-from pymongo import ReadPreference, WriteConcern
+from pymongo import AsyncMongoClient, ReadPreference, WriteConcern
 from pymongo.asynchronous.client_session import AsyncClientSession
 from pymongo.asynchronous.collection import AsyncCollection
 from pymongo.asynchronous.database import AsyncDatabase
+from pymongo.errors import ConfigurationError
 from pymongo.read_concern import ReadConcern
 
 from sagas_store.errors import InvalidInput
+from sagas_store.inputs import kind_of
 
 if TYPE_CHECKING:
     from motor.motor_asyncio import AsyncIOMotorDatabase
 
-__all__ = ["AnyDatabase", "AnySession", "Collection", "Document", "Driver"]
+__all__ = ["AnyDatabase", "AnySession", "Collection", "Document", "Driver", "check_client", "check_session"]
 
 Document = dict[str, Any]
 Collection = AsyncCollection[Document]
@@ -56,6 +58,7 @@ class Driver:
                 f"must be one of pymongo.AsyncMongoClient or of motor, not {type(database).__name__} from "
                 f"{type(database).__module__}; a blocking MongoClient would stop the event loop at every write",
             )
+        self._seeds = _addresses(database.client)
         # What is written is on a majority's disks before it counts, and what is read as the truth can no longer be
         # rolled back, whatever the application set on its client.
         # Motor waits in threads, few of them for the whole process. A stream that waited there for its next event would
@@ -76,6 +79,20 @@ class Driver:
         """How many operations may be under way at once so that none waits in the driver for a connection."""
         pool = self.database.client.options.pool_options.max_pool_size
         return max(1, int(min(pool or _POOL_UNLIMITED, _POOL_UNLIMITED)) - _KEPT_FREE)
+
+    def unanswered(self) -> str:
+        """Why no server answers, as far as the driver knows, and what to look at. Of the URI hosts alone are told."""
+        client = self.database.client
+        known = client.topology_description
+        servers = known.server_descriptions().values()
+        seeds = ", ".join(self._seeds) or "the addresses given"
+        wanted = known.replica_set_name
+        if wanted is not None and (not servers or any(isinstance(one.error, ConfigurationError) for one in servers)):
+            return f"no member of replica set {wanted!r} is at {seeds}; is replicaSet in the connection string right?"
+        hosts = ", ".join(_addresses(client)) or seeds
+        if any(one.is_server_type_known for one in servers):
+            return f"{hosts}: none of those that answer is the primary; is an election under way, or a majority down?"
+        return f"nobody answers at {hosts}; is it up, and is the connection string right (hosts, ports, tls)?"
 
     def collection(self, name: str) -> Collection:
         return self.database[name]
@@ -119,3 +136,28 @@ class Driver:
         stream = opening if self.is_motor else await opening
         async with stream:
             yield stream
+
+
+def check_client(client: object) -> None:
+    """Raise InvalidInput unless it is an asyncio client of a driver that a store can use."""
+    if not isinstance(client, AsyncMongoClient) and not _is_motor(client, "AsyncIOMotorClient"):
+        raise InvalidInput("client", f"must be a pymongo.AsyncMongoClient, or Motor's, not {kind_of(client)}")
+
+
+def check_session(session: object) -> None:
+    """Raise InvalidInput unless it is a driver's session with a transaction under way."""
+    if not isinstance(session, AsyncClientSession) and not _is_motor(session, "AsyncIOMotorClientSession"):
+        raise InvalidInput("session", f"must be a session of the store's client, not {kind_of(session)}")
+    if not cast("AsyncClientSession", session).in_transaction:
+        raise InvalidInput("session", "must have a transaction under way: begin it first, and commit it afterwards")
+
+
+def _is_motor(given: object, name: str) -> bool:
+    """Whether it is one of Motor's classes; Motor is not imported unless the application does."""
+    return any(kind.__name__ == name and kind.__module__.startswith("motor.") for kind in type(given).__mro__)
+
+
+def _addresses(client: Any) -> list[str]:
+    """The servers that a client knows of; before its first answer those of its connection string."""
+    servers = client.topology_description.server_descriptions()
+    return [f"{host}:{port}" if port is not None else host for host, port in servers]

@@ -2,6 +2,7 @@
 
     SagaError                     the root of every error that is meant for a caller
     ├── InvalidInput              an argument or an option is wrong: the field and the fix are named
+    │   └── NoTenantDatabase      no database can be named after this tenant
     └── StoreError
         ├── StoreUnavailable      the server did not answer in time: try again later, nothing is known to have happened
         ├── FenceLost             somebody else drives the run now: stop at once, write nothing more
@@ -150,15 +151,16 @@ class UnsafeServer(StoreError):
 
 
 class SchemaMismatch(StoreError):
-    """Collections, validators or indexes differ from what this version needs."""
+    """Collections, validators or indexes differ from what this version needs; `nothing` where none is there at all."""
 
-    def __init__(self, differences: Sequence[str], database: str) -> None:
-        listed = "; ".join(differences)
-        super().__init__(
-            f"the schema of database {database!r} is not as needed: {listed}. Apply it: await store.schema.apply(), or "
-            f"python -m sagas schema apply --database {database}"
-        )
+    def __init__(self, differences: Sequence[str], database: str, *, nothing: bool = False) -> None:
+        if nothing:
+            what = f"there are no sagas in database {database!r}; is the name right? If it is, apply the schema"
+        else:
+            what = f"the schema of database {database!r} is not as needed: {'; '.join(differences)}. Apply it"
+        super().__init__(f"{what}: await store.schema.apply(), or python -m sagas schema apply --database {database}")
         self.differences = tuple(differences)
+        self.nothing = nothing
 
 
 class IllegalTransition(StoreError):
@@ -174,13 +176,15 @@ class NoConnection(StoreError):
     """What should lead to a database does not; no server was asked. Never repeats the connection string."""
 
 
-class NoTenantDatabase(StoreError):
+class NoTenantDatabase(InvalidInput):
     """No database can be named after this tenant."""
 
     def __init__(self, tenant: object) -> None:
         super().__init__(
-            f"no database can be named after tenant {tenant!r}: it must be 1 to 40 of a-z, 0-9, '_' and '-'; "
-            "the server refuses many others, and two names that differ by case alone"
+            "tenant",
+            f"no database can be named after {repr(tenant) if isinstance(tenant, str) else type(tenant).__name__}: it "
+            "must be a text of 1 to 40 of a-z, 0-9, '_' and '-', with the databases' prefix 63 at most; the server "
+            "refuses many others, and two names that differ by case alone",
         )
 
 

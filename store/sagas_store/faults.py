@@ -19,7 +19,7 @@ import tenacity
 from pymongo import errors
 
 from sagas_store.clock import monotonic
-from sagas_store.errors import StoreError, StoreRefused, StoreUnavailable
+from sagas_store.errors import NoConnection, StoreError, StoreRefused, StoreUnavailable
 from sagas_store.numbers import COUNT_MAX, check_duration
 
 __all__ = [
@@ -93,17 +93,34 @@ def is_worth_committing_again(error: BaseException) -> bool:
     return is_transient(error) and not is_aborted_transaction(error)
 
 
+_MEANING: Final = {
+    13: "not authorized: the user lacks a right that this needs, or no user was given; readWrite is what a store needs",
+    18: "authentication failed: user, password or authSource in the connection string is wrong",
+}
+"""What a person can do something about, by the server's code."""
+
+
 def describe(error: BaseException) -> str:
-    """The error's kind and code. Never its text: the server quotes documents in it."""
+    """The error's kind and code, and what it means. Never its text: the server quotes documents in it."""
     code = getattr(error, "code", None)
-    return type(error).__name__ + (f", code {code}" if code else "")
+    meaning = f": {_MEANING[code]}" if code in _MEANING else ""
+    return type(error).__name__ + (f", code {code}" if code else "") + meaning
 
 
 class Patience:
     """How long the store repeats an operation that does not get through, and how long it waits for one reply."""
 
-    def __init__(self, total: timedelta, reply: timedelta, *, at_once: int | asyncio.Semaphore = sys.maxsize) -> None:
+    def __init__(
+        self,
+        total: timedelta | float,
+        reply: timedelta | float,
+        *,
+        at_once: int | asyncio.Semaphore = sys.maxsize,
+        unanswered: Callable[[], str] | None = None,
+    ) -> None:
         """`total` bounds all tries of one operation together, `reply` bounds each of them.
+
+        `unanswered` says, for the error, what is known of the servers when none could be found.
 
         No more than `at_once` are under way at the same time; who comes later waits, and is served in turn. A semaphore
         is a bound that is shared with others. The driver's own queue for a connection is not fair: under load some
@@ -112,7 +129,8 @@ class Patience:
         commit may be waiting for a turn here. `reply` ends such a wait, and with it the turn.
         """
         self.total_s = check_duration("patience", total, most=_LIMIT_MAX).total_seconds()
-        self.reply_s = min(check_duration("reply", reply, most=_LIMIT_MAX), total).total_seconds()
+        self.reply_s = min(check_duration("reply", reply, most=_LIMIT_MAX).total_seconds(), self.total_s)
+        self._unanswered = unanswered
         self._turn = at_once if isinstance(at_once, asyncio.Semaphore) else asyncio.Semaphore(at_once)
 
     async def call(
@@ -210,13 +228,17 @@ class Patience:
         )
         return await again(attempt)
 
-    @staticmethod
-    def _named(operation: str, error: errors.PyMongoError) -> StoreError:
+    def _named(self, operation: str, error: errors.PyMongoError) -> StoreError:
         """The error under our name. Re-raises what the caller reads better: answers, and aborted transactions."""
         if is_aborted_transaction(error):
             raise error
         if is_transient(error):
-            return StoreUnavailable(operation, describe(error))
+            cause = describe(error)
+            if isinstance(error, errors.ServerSelectionTimeoutError) and self._unanswered is not None:
+                cause += f": {self._unanswered()}"
+            return StoreUnavailable(operation, cause)
+        if isinstance(error, errors.ConfigurationError):  # found out by the driver, when it first looked for a server
+            return NoConnection(f"{operation}: the connection string does not lead to a server ({describe(error)})")
         if isinstance(error, errors.DuplicateKeyError | errors.BulkWriteError | errors.DocumentTooLarge):
             raise error
         return StoreRefused(operation, describe(error))

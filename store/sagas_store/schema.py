@@ -303,16 +303,18 @@ class Schema:
     async def check(self) -> None:
         """Raise SchemaMismatch, naming every difference, unless the database is as this version needs it."""
         if differences := await self.plan():
-            raise SchemaMismatch(differences, self._driver.database.name)
+            # To make what a misspelt name lacks would make a second database: then the name is the question.
+            nothing = all(f"create collection {self._prefix + spec.name}" in differences for spec in SCHEMA)
+            raise SchemaMismatch(differences, self._driver.database.name, nothing=nothing)
 
-    async def apply(self, *, patience: timedelta = BUILDING) -> list[str]:
+    async def apply(self, *, patience: timedelta | float = BUILDING) -> list[str]:
         """Bring the database to what this version needs and return what was done. Safe to repeat, and to race.
 
         Adds and changes; never drops a collection or a document. An index of ours whose definition changed is rebuilt.
         Each change may take as long as `patience`, whatever the store's own is: that one is for small questions, and
         bounds how long a server is waited for that is not there at all. Raises StoreUnavailable; call it again then.
         """
-        building = Patience(patience, patience)
+        building = Patience(patience, patience, unanswered=self._driver.unanswered)
         done = []
         for spec in SCHEMA:
             for line, command in await self._steps(spec):

@@ -23,7 +23,7 @@ async def refuse_unsafe(driver: Driver, patience: Patience) -> None:
     async def hello() -> Document:
         return await driver.admin("hello")
 
-    answer = await patience.call("hello", hello)
+    answer = await patience.call("read the server's state", hello)
     if answer.get("maxWireVersion", 0) < _WIRE_6_0:
         raise UnsafeServer(
             f"the server is older than MongoDB 6.0 (wire version {answer.get('maxWireVersion')}); upgrade it"
@@ -49,7 +49,7 @@ async def _refuse_volatile(driver: Driver, patience: Patience) -> None:
                 raise
             return {}  # `readWrite` is all that a store needs, and does not cover this question
 
-    engine = (await patience.call("serverStatus", status)).get("storageEngine", {})
+    engine = (await patience.call("read the server's storage engine", status)).get("storageEngine", {})
     if not engine.get("persistent", True):
         raise UnsafeServer(
             f"the storage engine {engine.get('name')} keeps nothing on disk, so a restart would forget acknowledged "

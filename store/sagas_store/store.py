@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from pymongo.asynchronous.client_session import AsyncClientSession
 from pymongo.asynchronous.database import AsyncDatabase
+from pymongo.errors import InvalidName
 
 from sagas_store.blocked import BlockedRuns
 from sagas_store.claims import Claims
@@ -17,8 +18,9 @@ from sagas_store.clock import Monotonic, ServerClock, monotonic
 from sagas_store.commit import Batching
 from sagas_store.drivers import Document, Driver
 from sagas_store.entries import Entry
-from sagas_store.errors import FenceLost, StoreUnavailable
+from sagas_store.errors import FenceLost, InvalidInput, StoreUnavailable
 from sagas_store.faults import Patience, is_worth_committing_again
+from sagas_store.inputs import check_kind, check_methods
 from sagas_store.interventions import Interventions
 from sagas_store.journal import JOURNAL_SPEC_NAME, Journal
 from sagas_store.keys import KEYS_SPEC_NAME, Keys
@@ -31,7 +33,7 @@ from sagas_store.watch import Hints
 if TYPE_CHECKING:
     from motor.motor_asyncio import AsyncIOMotorDatabase
 
-__all__ = ["PATIENCE", "REPLY", "BindsKeys", "MongoStore"]
+__all__ = ["PATIENCE", "REPLY", "BindsKeys", "MongoStore", "check_options"]
 
 PATIENCE: Final = timedelta(seconds=90)
 REPLY: Final = timedelta(seconds=10)
@@ -59,8 +61,8 @@ class MongoStore:
         *,
         keyring: BindsKeys | None = None,
         prefix: str = "sagas.",
-        patience: timedelta = PATIENCE,
-        reply: timedelta = REPLY,
+        patience: timedelta | float = PATIENCE,
+        reply: timedelta | float = REPLY,
         batching: Batching | None = None,
         turns: asyncio.Semaphore | None = None,
         monotonic: Monotonic = monotonic,
@@ -70,14 +72,24 @@ class MongoStore:
         With a `keyring` (sagas.Keyring) everything that clients, operators and workers store through it is sealed; the
         store itself opens nothing and carries it along, so that none of them can forget it. `prefix` begins the
         collections' names. `patience` bounds how long an operation that does not get through is repeated, `reply` how
-        long one answer of the server is waited for. The default patience outlasts the minute for which the server
-        keeps a dead worker's open transaction, which blocks the next entry of that run. `batching` bounds how many
-        writes go to the server together. `turns` bounds how many operations are under way at once, where several stores
-        share a client's connections; the default is what the client's pool has room for.
+        long one answer of the server is waited for; each is a timedelta, or seconds. The default patience outlasts the
+        minute for which the server keeps a dead worker's open transaction, which blocks the next entry of that run.
+        `batching` bounds how many writes go to the server together. `turns` bounds how many operations are under way at
+        once, where several stores share a client's connections; the default is what the client's pool has room for.
+        Raises InvalidInput.
         """
+        check_options(batching, turns)
+        check_kind("prefix", prefix, str, "'sagas.'")
+        if keyring is not None:
+            check_methods("keyring", keyring, ("bind",), "a sagas.Keyring")
         self._driver = Driver(database)
-        self._patience = Patience(patience, reply, at_once=turns or self._driver.operations_max)
-        runs = self._driver.collection(prefix + RUNS_SPEC_NAME)
+        self._patience = Patience(
+            patience, reply, at_once=turns or self._driver.operations_max, unanswered=self._driver.unanswered
+        )
+        try:
+            runs = self._driver.collection(prefix + RUNS_SPEC_NAME)
+        except InvalidName as error:
+            raise InvalidInput("prefix", f"no collection can be named so: {error}") from None
         self.runs = Runs(runs, self._patience, batching)
         self.claims = Claims(runs, self._patience)
         self.journal = Journal(self._driver.collection(prefix + JOURNAL_SPEC_NAME), self._patience, batching)
@@ -160,3 +172,11 @@ class MongoStore:
                 return entry
 
         return await self._patience.transact(once)
+
+
+def check_options(batching: object, turns: object) -> None:
+    """Raise InvalidInput unless a store can be made with these."""
+    if batching is not None:
+        check_kind("batching", batching, Batching, "Batching(in_flight_max=2)")
+    if turns is not None:
+        check_kind("turns", turns, asyncio.Semaphore, "asyncio.Semaphore(96)")

@@ -10,14 +10,18 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Callable
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 from pymongo import AsyncMongoClient
 
-from sagas_store.drivers import Document, Driver
-from sagas_store.errors import NoTenantDatabase
+from sagas_store.clock import Monotonic, monotonic
+from sagas_store.commit import Batching
+from sagas_store.drivers import Document, Driver, check_client
+from sagas_store.errors import InvalidInput, NoTenantDatabase
 from sagas_store.faults import Patience
-from sagas_store.store import PATIENCE, REPLY, BindsKeys, MongoStore
+from sagas_store.inputs import kind_of
+from sagas_store.store import PATIENCE, REPLY, BindsKeys, MongoStore, check_options
 
 if TYPE_CHECKING:
     from motor.motor_asyncio import AsyncIOMotorClient
@@ -27,6 +31,8 @@ __all__ = ["TENANT_MAX", "TenantDatabases"]
 # The server tells database names apart by their bytes, refuses two that differ by case alone, and many characters.
 TENANT_MAX: Final = 40
 _NAME: Final = re.compile(rf"[a-z0-9_-]{{1,{TENANT_MAX}}}")
+_PREFIX: Final = re.compile(r"[A-Za-z0-9_-]{0,62}")
+_DATABASE_MAX: Final = 63
 
 
 class TenantDatabases:
@@ -38,26 +44,42 @@ class TenantDatabases:
         *,
         prefix: str = "sagas_",
         keyring_of: Callable[[str], BindsKeys] | None = None,
-        **options: Any,
+        patience: timedelta | float = PATIENCE,
+        reply: timedelta | float = REPLY,
+        batching: Batching | None = None,
+        turns: asyncio.Semaphore | None = None,
+        monotonic: Monotonic = monotonic,
     ) -> None:
         """Nothing is asked of the server yet. The application owns the client and closes it.
 
-        `keyring_of(tenant)` makes the keyring of a tenant's store; `options` go to each `MongoStore`. All stores
-        together have no more operations under way than the client's pool has room for.
+        `prefix` begins the databases' names. `keyring_of(tenant)` makes the keyring of a tenant's store; the other
+        options are each `MongoStore`'s. All stores together have no more operations under way than the client's pool
+        has room for. Raises InvalidInput.
         """
+        check_client(client)
+        check_options(batching, turns)
+        if not isinstance(prefix, str) or not _PREFIX.fullmatch(prefix):
+            raise InvalidInput("prefix", "must be a text of at most 62 letters, digits, '_' and '-', 'sagas_' say")
+        if keyring_of is not None and not callable(keyring_of):
+            raise InvalidInput("keyring_of", f"must be a function of the tenant's name, not {kind_of(keyring_of)}")
+        driver = Driver(client["admin"])
+        turns = turns or asyncio.Semaphore(driver.operations_max)
         self._client: Any = client
         self._prefix = prefix
         self._keyring_of = keyring_of
-        turns = asyncio.Semaphore(Driver(client["admin"]).operations_max)
-        self._options: dict[str, Any] = {"turns": turns, **options}
+        self._options: dict[str, Any] = {
+            "patience": patience,
+            "reply": reply,
+            "batching": batching,
+            "turns": turns,
+            "monotonic": monotonic,
+        }
         self._stores: dict[str, MongoStore] = {}
-        self._patience = Patience(
-            options.get("patience", PATIENCE), options.get("reply", REPLY), at_once=self._options["turns"]
-        )
+        self._patience = Patience(patience, reply, at_once=turns, unanswered=driver.unanswered)
 
     def of(self, tenant: str) -> MongoStore:
         """The store of one tenant. Raises NoTenantDatabase where no database can be named after it."""
-        if not isinstance(tenant, str) or not _NAME.fullmatch(tenant):
+        if not isinstance(tenant, str) or not _NAME.fullmatch(tenant) or len(self._prefix + tenant) > _DATABASE_MAX:
             raise NoTenantDatabase(tenant)
         if tenant not in self._stores:
             keyring = self._keyring_of(tenant) if self._keyring_of is not None else None

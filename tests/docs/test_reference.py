@@ -66,6 +66,11 @@ def test_every_option_is_explained_with_its_type_and_default(options: Any) -> No
         assert len(meaning) > 5, field
 
 
+def test_a_duration_is_shown_as_what_may_be_given_and_its_default_as_it_reads() -> None:
+    assert r"| `lease` | `timedelta \| float` | `timedelta(minutes=5)` |" in written("WorkerOptions")
+    assert r"| `max_elapsed` | `timedelta \| float \| None` | `None` |" in written("RetryPolicy")
+
+
 class Sample:
     """A sample."""
 

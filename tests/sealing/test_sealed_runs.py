@@ -94,7 +94,7 @@ async def test_a_key_is_idempotent_per_tenant_and_conflicts_are_told(shop: Deplo
 
 
 async def test_looking_for_a_run_of_a_tenant_that_nobody_knows_makes_no_keys(shop: Deployment) -> None:
-    with pytest.raises(RunNotFound):
+    with pytest.raises(RunNotFound, match="saga 'fulfil': a run of tenant 'mistyped' with this key: not found"):
         await shop.client.find(fulfil, key="order-17", tenant="mistyped")
     assert await shop.keyring.keys("mistyped") == []
 

@@ -7,16 +7,29 @@ words.
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from pymongo import AsyncMongoClient
 
-from sagas import HELD, Client, InvalidInput, MongoStore, Operator, SchemaMismatch, State
+from sagas import (
+    HELD,
+    Client,
+    InvalidInput,
+    Keyring,
+    LocalKeyWrapper,
+    MongoStore,
+    Operator,
+    SchemaMismatch,
+    Start,
+    State,
+)
 from sagas.operator import BulkResult
 from tests.stop.shop import WHY, Order, Shop, fulfil, held
 
 ID = "0" * 32
+LITTLE = timedelta(milliseconds=100)
 NO_TEXT: tuple[Any, ...] = ({"$gt": ""}, 5, None, b"ab", ["ab"], "\ud800", "x" * 513, fulfil)
 Verb = Callable[[Client, Operator, Any], Any]
 
@@ -126,7 +139,7 @@ async def test_states_are_given_one_or_several_as_members_or_by_name(
 async def test_a_state_that_there_is_not_or_that_a_verb_does_nothing_with_is_refused(
     client: Client, operator: Operator
 ) -> None:
-    for wrong in ("held", "", 5, None, ["broken", "brokn"], [5], [["broken"]], b"broken"):
+    for wrong in ("helt", "", 5, None, ["broken", "brokn"], [5], [["broken"]], b"broken"):
         if wrong is not None:
             await refused("state", client.runs, state=wrong)
         await refused("status", operator.list_held, status=wrong)
@@ -138,9 +151,83 @@ async def test_a_state_that_there_is_not_or_that_a_verb_does_nothing_with_is_ref
     assert "in_doubt: does not apply" in said
     assert "forward_incomplete" in said
     await refused("states", operator.restart_many, states=State.COMPLETED, **WHY)
-    for state in State:
+    for state in (*State, "open", "settled"):
         if state not in HELD:
             await refused("status", operator.list_held, status=state)
+
+
+async def test_a_groups_name_stands_for_its_states_and_is_told_where_it_may(
+    client: Client, store: MongoStore, shop: Shop, operator: Operator
+) -> None:
+    run_id = await held(client, store, shop, "ship fails")
+    fresh = (await client.start(fulfil, Order())).run_id
+    found = {
+        name: {info.run_id for info in (await client.runs(state=name)).runs} for name in ("held", "open", "settled")
+    }
+    assert found == {"held": {run_id}, "open": {fresh}, "settled": set()}
+    assert {info.run_id for info in (await client.runs(state=["held", State.PENDING])).runs} == {run_id, fresh}
+    assert [group.count for group in await operator.list_held(status="held")] == [1]
+    assert "held, open, settled" in await refused("state", client.runs, state="helt")
+    assert (await refused("status", operator.list_held, status="helt")).endswith("at once held")
+    said = await refused("states", operator.resume_many, states="held", **WHY)
+    assert "in_doubt, quarantined: does not apply here" in said
+    assert "at once" not in said, "no group may be resumed whole"
+
+
+BY_A_PERSON: dict[str, Verb] = {
+    "stop": lambda client, _, words: client.stop(ID, **words),
+    "stop_many": lambda client, _, words: client.stop_many(**words),
+    "resume": lambda _, operator, words: operator.resume(ID, **words),
+    "retry_now": lambda _, operator, words: operator.retry_now(ID, **words),
+    "restart_as_new": lambda _, operator, words: operator.restart_as_new(ID, **words),
+    "verdict": lambda _, operator, words: operator.verdict(fulfil, ID, happened=False, **words),
+    "requeue_quarantined": lambda _, operator, words: operator.requeue_quarantined(**words),
+    "resume_many": lambda _, operator, words: operator.resume_many(**words),
+    "retry_now_many": lambda _, operator, words: operator.retry_now_many(**words),
+    "restart_many": lambda _, operator, words: operator.restart_many(**words),
+}
+
+
+@pytest.mark.parametrize("verb", BY_A_PERSON)
+async def test_what_a_person_gave_is_looked_at_before_the_database_is(verb: str) -> None:
+    async with AsyncMongoClient[Any]("mongodb://127.0.0.1:1/", connect=False) as nowhere:
+        store = MongoStore(nowhere["nowhere"], patience=LITTLE, reply=LITTLE)
+        client, operator = Client(store), Operator(store)
+        for field, words in (("by", {**WHY, "by": ""}), ("reason", {**WHY, "reason": " "})):
+            await refused(field, BY_A_PERSON[verb], client, operator, words)
+        if verb.endswith("many") or verb == "requeue_quarantined":
+            await refused("dry_run", BY_A_PERSON[verb], client, operator, {**WHY, "dry_run": "no"})
+
+
+async def test_what_was_given_for_a_verdict_or_a_key_is_looked_at_before_the_database_is() -> None:
+    async with AsyncMongoClient[Any]("mongodb://127.0.0.1:1/", connect=False) as nowhere:
+        store = MongoStore(nowhere["nowhere"], patience=LITTLE, reply=LITTLE)
+        client, operator = Client(store), Operator(store)
+        bound = Operator(store, tenant="vinet").keys
+        wrong: Any = 5
+        await refused("context", operator.verdict, fulfil, ID, happened=True, **WHY)
+        await refused("context", operator.verdict, fulfil, ID, happened=True, context=wrong, **WHY)
+        await refused("context", client.start, fulfil, wrong)
+        await refused("starts", client.start_many, fulfil, [Order()])
+        await refused("starts", client.start_many, fulfil, Start(Order()))
+        await refused("session", client.start, fulfil, Order(), session="x")
+        await refused("open_keys", client.runs, open_keys="no")
+        for verb in (bound.of_tenant, bound.create, bound.rewrap):
+            await refused("tenant", verb, "hanar")
+        await refused("tenant", bound.rotate, "hanar", **WHY)
+        await refused("tenant", bound.rewrap_master)
+        await refused("confirm", bound.destroy, confirm="hanar", **WHY)
+        await refused("at_once", operator.keys.rewrap, at_once=0)
+        await refused("progress", operator.keys.rewrap, progress="x")
+
+
+async def test_a_tenant_is_no_question_to_the_server_when_a_keyring_is_asked() -> None:
+    keyring = Keyring(LocalKeyWrapper({"m": bytes(32)}))
+    everybody: Any = {"$gt": ""}
+    await refused("tenant", keyring.keys, everybody)
+    await refused("tenant", keyring.create, everybody)
+    await refused("tenant", keyring.rotate, everybody, **WHY)
+    await refused("tenant", keyring.destroy, everybody, confirm=everybody, **WHY)
 
 
 async def test_a_verdict_is_yes_or_no_and_about_a_saga(client: Client, operator: Operator) -> None:

@@ -451,6 +451,18 @@ def test_an_unusable_connection_string_is_refused_without_repeating_it(say: Say,
     assert SECRET not in said.err
 
 
+@pytest.mark.parametrize(
+    ("uri", "says"),
+    [
+        ("http://x", "must begin with mongodb:// or mongodb+srv://"),
+        (f"mongodb://user:{SECRET}%zz@nowhere/", "percent-encoded"),
+        ("mongodb://nowhere/?tls=true&tlsCAFile=/nowhere.pem", "a file that it names cannot be read"),
+    ],
+)
+def test_an_unusable_connection_string_is_told_with_the_fix(say: Say, uri: str, says: str) -> None:
+    assert says in say("runs", "--uri", uri).err
+
+
 def test_without_a_connection_string_it_says_where_to_put_one(say: Say, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SAGAS_MONGODB_URI", raising=False)
     said = say("runs")

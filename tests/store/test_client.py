@@ -251,7 +251,9 @@ async def test_an_argument_that_is_wrong_is_named_and_nothing_is_stored(client: 
         ("due_at", {"due_at": datetime(2030, 1, 1)}),
         ("due_at", {"due_at": "2030-01-01"}),
         ("delay", {"delay": -HOUR}),
-        ("delay", {"delay": 60}),
+        ("delay", {"delay": "60"}),
+        ("deadline", {"deadline": "60"}),
+        ("deadline", {"deadline": -60}),
         ("delay", {"delay": timedelta.max}),
     ]
     unnamed = []
@@ -294,8 +296,13 @@ async def test_a_list_that_is_asked_for_wrongly_names_what_is_wrong(client: Clie
 
 
 async def test_a_run_is_found_by_its_key_and_a_handle_on_an_id_asks_nothing_yet(client: Client) -> None:
-    with pytest.raises(RunNotFound):
+    with pytest.raises(
+        RunNotFound, match=r"^saga 'order': a run without a tenant with this key: not found$"
+    ) as unknown:
         await client.find(ORDER, key="order-1")
+    assert (unknown.value.run_id, unknown.value.key) == (run_id_of("order", "order-1"), "order-1")
+    with pytest.raises(RunNotFound, match=r"^saga 'order': a run of tenant 'vinet' with this key"):
+        await client.find(ORDER, key="order-1", tenant="vinet")
     run = await client.start(ORDER, Order(number="1"), key="order-1")
     assert (await client.find(ORDER, key="order-1")).run_id == run.run_id == run_id_of("order", "order-1")
     with pytest.raises(InvalidInput, match="key"):
@@ -366,6 +373,16 @@ async def test_a_start_joins_the_callers_transaction(client: Client, database: A
         with pytest.raises(RunNotFound):
             await run.info()
     assert await count(database) == await database["shop"].count_documents({"_id": "order-1"}) == int(commit)
+
+
+async def test_a_session_without_a_transaction_joins_none_and_is_refused(
+    client: Client, database: Any, driver: str
+) -> None:
+    starting: Any = database.client.start_session()
+    async with starting if driver == "pymongo" else await starting as session:
+        with pytest.raises(InvalidInput, match="session: must have a transaction under way"):
+            await client.start(ORDER, A, key="order-1", session=session)
+    assert await count(database) == 0
 
 
 async def test_a_run_that_exists_is_found_inside_a_transaction_too(client: Client, database: Any, driver: str) -> None:
@@ -672,6 +689,32 @@ async def test_a_result_that_takes_too_long_times_out_and_the_run_goes_on(
     assert (late.value.run_id, late.value.state) == (run.run_id, State.RUNNING)
     await complete(store, record)
     assert await run.result(SOON_S) == Order(number="a", lines=9)
+
+
+@pytest.mark.parametrize(
+    ("timeout", "says"),
+    [
+        ("1", "seconds, not str"),
+        (-1, "not be negative"),
+        (float("inf"), "can hold"),
+        (True, "not bool"),
+        (b"1", "bytes"),
+    ],
+)
+async def test_a_timeout_that_is_none_is_refused(client: Client, timeout: Any, says: str) -> None:
+    run = await client.start(ORDER, A)
+    with pytest.raises(InvalidInput, match=f"^timeout: .*{says}"):
+        await asyncio.wait_for(run.result(timeout), 5)
+
+
+async def test_a_result_is_not_handed_on_as_another_sagas(client: Client, store: MongoStore) -> None:
+    run, record = await claimed(client, store)
+    await complete(store, record)
+    with pytest.raises(InvalidInput, match=f"^saga: run {run.run_id} is of saga 'order', not of 'refund'") as refused:
+        await client.run(REFUND, run_id=run.run_id).result(SOON_S)
+    assert refused.value.field == "saga"
+    other_version = saga_of("order", version=2)
+    assert await client.run(other_version, run_id=run.run_id).result() == Order(number="a", lines=9)
 
 
 async def test_a_waiter_that_gives_up_does_not_take_the_others_along(client: Client, store: MongoStore) -> None:

@@ -68,6 +68,24 @@ async def test_a_store_is_not_ready_before_its_schema_is_applied(empty_database:
     await store.ready()
 
 
+async def test_where_nothing_is_the_name_is_in_question_first_and_then_how_to_apply(empty_database: Any) -> None:
+    name = empty_database.name
+    await empty_database["orders"].insert_one({})  # the application's own collections are no sagas
+    store = MongoStore(empty_database)
+    with pytest.raises(SchemaMismatch) as nothing:
+        await store.ready()
+    assert str(nothing.value).startswith(f"there are no sagas in database '{name}'; is the name right? If it is, apply")
+    assert f"schema apply --database {name}" in str(nothing.value)
+    assert "create" not in str(nothing.value), "what would be made is not the question"
+    assert nothing.value.nothing
+    assert len(nothing.value.differences) == len(FROM_NOTHING)
+    await store.schema.apply()
+    await empty_database["sagas.keys"].drop()
+    with pytest.raises(SchemaMismatch, match=r"is not as needed: create collection sagas.keys; create index") as some:
+        await MongoStore(empty_database).ready()
+    assert not some.value.nothing
+
+
 @pytest.mark.parametrize("whose", ["a store's", "a tenant's"])
 async def test_an_index_may_take_longer_to_build_than_a_reply_is_waited_for(
     empty_database: Any, driver: str, mongo_uri: str, whose: str

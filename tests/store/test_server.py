@@ -9,19 +9,20 @@ from collections.abc import AsyncIterator, Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 from bson import SON
 from bson.raw_bson import RawBSONDocument
 from pymongo import AsyncMongoClient, MongoClient
-from pymongo.errors import AutoReconnect
+from pymongo.errors import AutoReconnect, ConfigurationError, OperationFailure
 
 from sagas_store import MongoStore
 from sagas_store.embedded.guard import Guard
 from sagas_store.embedded.mongod import find_mongod, mongod_command
 from sagas_store.embedded.node import Node, free_ports
 from sagas_store.entries import Entry
-from sagas_store.errors import InvalidInput, StoreUnavailable, UnsafeServer
+from sagas_store.errors import InvalidInput, NoConnection, StoreRefused, StoreUnavailable, UnsafeServer
 from sagas_store.faults import Patience
 from sagas_store.records import RunFilter, RunRecord
 from sagas_store.states import State
@@ -30,6 +31,7 @@ from tests.store.making import DEFINITIONS, LEASE, Commands, client_of, entry, n
 from tests.support.failpoints import LOOKS_AGAIN_SOON, fail_point
 
 pytestmark = pytest.mark.parametrize("driver", DRIVERS)
+SECRET = "hunter2"
 
 
 # --- servers ----------------------------------------------------------------------------------------------------------
@@ -126,15 +128,54 @@ async def test_a_server_that_does_not_answer_is_unavailable_once_patience_is_spe
 ) -> None:
     (port,) = free_ports(1)
     loop = asyncio.get_running_loop()
-    async with client_of(driver, f"mongodb://127.0.0.1:{port}/", **LOOKS_AGAIN_SOON) as client:
+    async with client_of(driver, f"mongodb://user:{SECRET}@127.0.0.1:{port}/", **LOOKS_AGAIN_SOON) as client:
         store = MongoStore(client["nowhere"], patience=patience, reply=reply)
         begun = loop.time()
         async with asyncio.timeout(6):
             with pytest.raises(StoreUnavailable) as away:
                 await store.ready()
         assert loop.time() - begun < 3.0, "patience bounds all tries together"
-        assert str(port) not in str(away.value), "no address in a message: it may come with a password"
+        assert f"nobody answers at 127.0.0.1:{port}" in str(away.value)
+        assert SECRET not in str(away.value), "an address, and nothing else of the connection string"
     gc.collect()  # the driver leaves a socket behind that it was just connecting; its warning belongs here
+
+
+@pytest.mark.parametrize("direct", ["", "&directConnection=true"])
+async def test_a_replica_set_that_is_not_there_is_told_by_its_name(mongo_uri: str, driver: str, direct: str) -> None:
+    host = urlsplit(mongo_uri).netloc.partition(",")[0]
+    async with client_of(driver, f"mongodb://{host}/?replicaSet=misspelt{direct}", **LOOKS_AGAIN_SOON) as client:
+        store = MongoStore(client["nowhere"], patience=0.5, reply=0.3)
+        with pytest.raises(StoreUnavailable) as away:
+            await store.ready()
+        assert f"no member of replica set 'misspelt' is at {host}" in str(away.value)
+        assert "replicaSet" in str(away.value)
+        assert str(away.value).startswith("read the server's state: ")
+
+
+async def test_a_password_that_is_wrong_is_told_as_such(mongo_uri: str, driver: str) -> None:
+    async with client_of(driver, mongo_uri.replace("mongodb://", f"mongodb://user:{SECRET}@", 1)) as client:
+        with pytest.raises(StoreRefused, match="code 18: authentication failed: user, password or authSource") as told:
+            await MongoStore(client["nowhere"]).ready()
+        assert SECRET not in str(told.value)
+
+
+async def test_a_right_that_the_user_lacks_is_told_as_such(store: MongoStore, driver: str) -> None:
+    async def lacks_it() -> None:
+        raise OperationFailure("not authorized", code=13)
+
+    with pytest.raises(StoreRefused, match=r"code 13: not authorized: .*readWrite"):
+        await store._patience.call("list runs", lacks_it)
+
+
+async def test_what_the_driver_finds_wrong_in_a_connection_string_later_is_no_refusal(
+    store: MongoStore, driver: str
+) -> None:
+    async def no_such_name() -> None:  # a mongodb+srv:// name is first looked up when the first question is asked
+        raise ConfigurationError(f"The DNS query name does not exist: {SECRET}")
+
+    with pytest.raises(NoConnection, match="connection string does not lead to a server") as told:
+        await store._patience.call("read the server's state", no_such_name)
+    assert SECRET not in str(told.value)
 
 
 @pytest.mark.parametrize("comes_out_as", ["an answer", "a lost connection"])

@@ -13,7 +13,9 @@ from sagas import (
     ErrorDetail,
     Fate,
     JournalLine,
+    Keyring,
     Limits,
+    LocalKeyWrapper,
     MongoStore,
     NonRetryable,
     Retryable,
@@ -28,6 +30,8 @@ from sagas import (
     State,
     Step,
     StepDefinition,
+    TenantDatabases,
+    TenantWorker,
     Worker,
     WorkerOptions,
 )
@@ -126,6 +130,7 @@ async def start(store: MongoStore, session: Any) -> Order:
         assert_type(run.run_id, str)
         assert_type(run.created, bool)
         await client.start(fulfil_order, Order(total=1), delay=timedelta(minutes=5), session=session)
+        await client.start(fulfil_order, Order(total=1), delay=5, deadline=60)
         await client.start(fulfil_order, Order(total=1), due_at=datetime(2026, 1, 1, tzinfo=UTC))
         many = await client.start_many(fulfil_order, [Start(Order(total=1), key="a"), Start(Order(total=2))])
         assert_type(many, list[Run[Order]])
@@ -139,6 +144,8 @@ async def start(store: MongoStore, session: Any) -> Order:
         again = await client.find(fulfil_order, key="order-10248")
         assert_type(await again.info(), RunInfo)
         assert_type(await again.journal(), list[JournalLine])
+        assert_type(Start(Order(total=1), delay=0.5, deadline=60).delay, timedelta | None)
+        await run.result(timeout=timedelta(seconds=30))
         try:
             return await run.result(timeout=30)
         except RunRolledBack as rolled_back:
@@ -157,8 +164,24 @@ async def work(store: MongoStore) -> None:
     worker.stop()
 
 
+# -------------------------------------------------------------------- a timedelta or seconds, read as a timedelta
+
+
+def durations(store: MongoStore, databases: TenantDatabases, wrapper: LocalKeyWrapper) -> None:
+    assert_type(WorkerOptions(lease=30, poll=0.5, park_after=timedelta(seconds=5), drain_grace=0).lease, timedelta)
+    policy = RetryPolicy(initial_wait=0.2, max_wait=timedelta(minutes=1), max_elapsed=None)
+    assert_type(policy.initial_wait, timedelta)
+    assert_type(policy.max_elapsed, timedelta | None)
+    assert_type(Keyring(wrapper, max_age=60, pause=timedelta(0), call_timeout=2.5).max_age, timedelta)
+    TenantWorker(databases, [fulfil_order], look=10)
+    Saga("timely", Order, deadline=timedelta(hours=1))
+
+
 def stores(pymongo: AsyncMongoClient[Any], motor: AsyncIOMotorClient[Any]) -> list[MongoStore]:
-    return [MongoStore(pymongo["shop"]), MongoStore(motor["shop"], prefix="orders.", patience=timedelta(seconds=5))]
+    return [
+        MongoStore(pymongo["shop"]),
+        MongoStore(motor["shop"], prefix="orders.", patience=timedelta(seconds=5), reply=2),
+    ]
 
 
 # -------------------------------------------------------------------- in a unit test of the application

@@ -8,7 +8,8 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from sagas import Client, MongoStore, Retryable, RetryPolicy, Saga, Start, Step, Worker
+from sagas import Client, Keyring, MongoStore, Retryable, RetryPolicy, Saga, Start, Step, Worker, WorkerOptions
+from sagas.wrapping import LocalKeyWrapper
 
 
 class Order(BaseModel):
@@ -23,6 +24,7 @@ class Shop: ...
 
 
 saga = Saga("fulfil-order", Order)
+wrapper = LocalKeyWrapper({})
 
 
 async def good(order: Order, step: Step[Shop]) -> Order:
@@ -88,7 +90,13 @@ async def changes_what_it_is_given(order: Order, step: Step[Shop]) -> Order:
 
 RetryPolicy(3)  # type: ignore[call-arg]
 RetryPolicy(max_attempts="3")  # type: ignore[arg-type]
-RetryPolicy(initial_wait=0.2)  # type: ignore[arg-type]
+RetryPolicy(initial_wait="0.2")  # type: ignore[arg-type]
+RetryPolicy(initial_wait=None)  # type: ignore[arg-type]
+RetryPolicy().max_wait = timedelta(0)  # type: ignore[misc]
+WorkerOptions(lease="3")  # type: ignore[arg-type]
+WorkerOptions(lease=None)  # type: ignore[arg-type]
+Start(Order(total=1), delay="5")  # type: ignore[arg-type]
+Keyring(wrapper, max_age="5")  # type: ignore[arg-type]
 RetryPolicy(retry_on=TimeoutError)  # type: ignore[arg-type]
 RetryPolicy().max_attempts = 3  # type: ignore[misc]
 Retryable("later", timedelta(seconds=1))  # type: ignore[call-arg]
@@ -101,7 +109,7 @@ async def use(client: Client, store: MongoStore) -> None:
     await client.start(saga, Invoice(number=1))  # type: ignore[misc]
     await client.start(saga, Order(total=1), "order-1")  # type: ignore[call-arg]
     await client.start(saga, Order(total=1), key=7)  # type: ignore[arg-type]
-    await client.start(saga, Order(total=1), delay=5)  # type: ignore[arg-type]
+    await client.start(saga, Order(total=1), delay="5")  # type: ignore[arg-type]
     await client.start_many(saga, [Start(Invoice(number=1))])  # type: ignore[misc]
     run = await client.start(saga, Order(total=1))
     invoice: Invoice = await run.result()  # type: ignore[assignment]

@@ -1,12 +1,12 @@
 """Limits: what they let through, and that a saga which they would never let through is told so before it runs."""
 
 from datetime import UTC, datetime
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from pydantic import BaseModel
 
-from sagas import InvalidInput, Limits, Saga, Step, Worker, WorkerOptions
+from sagas import InvalidInput, Limits, MongoStore, Saga, Step, TenantDatabases, Worker, WorkerOptions
 from sagas.decide import Facts, PassGate, Progress, next_action
 from sagas.definition import STEPS_MAX
 from sagas.tenant_worker import TenantWorker
@@ -55,9 +55,10 @@ def test_a_saga_that_could_never_pass_its_gate_is_refused_with_what_to_change() 
     )
 
 
-@pytest.mark.parametrize("kind", [Worker, TenantWorker])
-def test_a_worker_that_could_never_finish_its_saga_is_refused_when_it_is_made(kind: Any) -> None:
+@pytest.mark.parametrize(("kind", "served_from"), [(Worker, MongoStore), (TenantWorker, TenantDatabases)])
+def test_a_worker_that_could_never_finish_its_saga_is_refused_when_it_is_made(kind: Any, served_from: Any) -> None:
+    nobody = served_from.__new__(served_from)  # nothing is asked of it
     options = WorkerOptions(limits=Limits(context_bytes_max=1000, run_bytes_max=2999))
-    kind(cast("Any", None), [saga_of(3, 1)], options=options)
+    kind(nobody, [saga_of(3, 1)], options=options)
     with pytest.raises(InvalidInput, match="run_bytes_max"):
-        kind(cast("Any", None), [saga_of(3, 0)], options=options)
+        kind(nobody, [saga_of(3, 0)], options=options)

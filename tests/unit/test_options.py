@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from pydantic import BaseModel
 
 from sagas import InvalidInput, Keyring, Limits, RetryPolicy, Saga, SagaError, StartRefused, Step, Worker, WorkerOptions
 from sagas.tenant_worker import TenantWorker
+from sagas.wrapping import LocalKeyWrapper
 from sagas_store import MongoStore
 from sagas_store.commit import Batching
 from sagas_store.embedded import EmbeddedMongo
 from sagas_store.faults import Patience
 from sagas_store.numbers import COUNT_MAX, DURATION_MAX
-from sagas_store.tenants import TENANT_MAX
+from sagas_store.tenants import TENANT_MAX, TenantDatabases
 
 SECOND = timedelta(seconds=1)
-NOBODY = cast("Any", None)
+NOBODY = MongoStore.__new__(MongoStore)  # nothing is asked of it
+NOBODIES = TenantDatabases.__new__(TenantDatabases)
+WRAPPER = LocalKeyWrapper({"m": bytes(32)})
 
 
 class Order(BaseModel):
@@ -45,8 +48,9 @@ WRONG: list[tuple[Any, dict[str, Any], str]] = [
     (WorkerOptions, {"concurrency": 2**63}, "WorkerOptions.concurrency: must be at most 2,147,483,647"),
     (WorkerOptions, {"tenant_concurrency": 2**31}, "WorkerOptions.tenant_concurrency: must be at most 2,147,483,647"),
     (WorkerOptions, {"threads": 1.5}, "WorkerOptions.threads: must be a whole number, not float"),
-    (WorkerOptions, {"lease": 300}, "WorkerOptions.lease: must be a timedelta, not int"),
-    (WorkerOptions, {"lease": timedelta(0)}, "WorkerOptions.lease: must be above zero"),
+    (WorkerOptions, {"lease": "300"}, "WorkerOptions.lease: must be a timedelta, or seconds, not str"),
+    (WorkerOptions, {"lease": timedelta(0)}, "WorkerOptions.lease: must be at least 0.5 seconds"),
+    (WorkerOptions, {"poll": timedelta(0)}, "WorkerOptions.poll: must be above zero"),
     (WorkerOptions, {"lease": timedelta.max}, "WorkerOptions.lease: must be at most 315,360,000 seconds"),
     (WorkerOptions, {"drain_grace": -SECOND}, "WorkerOptions.drain_grace: must not be negative"),
     (WorkerOptions, {"limits": 2**20}, "WorkerOptions.limits: must be Limits, not int"),
@@ -56,9 +60,10 @@ WRONG: list[tuple[Any, dict[str, Any], str]] = [
     (RetryPolicy, {"retry_on": TimeoutError}, "RetryPolicy.retry_on: must be a tuple of exception classes"),
     (Batching, {"count_max": 0}, "Batching.count_max: must be at least 1"),
     (Batching, {"count_max": None}, "Batching.count_max: must be a whole number, not NoneType"),
-    (Keyring, {"wrapper": None, "max_age": 60}, "Keyring.max_age: must be a timedelta, not int"),
-    (Keyring, {"wrapper": None, "pause": -SECOND}, "Keyring.pause: must not be negative"),
-    (Patience, {"total": 30, "reply": SECOND}, "patience: must be a timedelta, not int"),
+    (Keyring, {"wrapper": None}, "wrapper: must be a KeyWrapper"),
+    (Keyring, {"wrapper": WRAPPER, "max_age": "60"}, "Keyring.max_age: must be a timedelta, or seconds, not str"),
+    (Keyring, {"wrapper": WRAPPER, "pause": -SECOND}, "Keyring.pause: must not be negative"),
+    (Patience, {"total": "30", "reply": SECOND}, "patience: must be a timedelta, or seconds, not str"),
     (Patience, {"total": SECOND, "reply": timedelta(days=25)}, "reply: must be at most 2,147,484 seconds"),
     (MongoStore, {"database": None}, "database: must be one of pymongo.AsyncMongoClient or of motor"),
     (EmbeddedMongo.start, {"nodes": 8}, "nodes: must be 1 to 7"),
@@ -95,6 +100,6 @@ def test_a_worker_without_a_name_gets_one_that_can_be_stored_whatever_its_host_i
 
 def test_the_name_of_a_worker_of_all_tenants_leaves_room_for_theirs() -> None:
     name = "w" * (256 - 1 - TENANT_MAX)
-    worker(name=f"{TenantWorker(NOBODY, [SAGA], name=name).name}/{'t' * TENANT_MAX}")
+    worker(name=f"{TenantWorker(NOBODIES, [SAGA], name=name).name}/{'t' * TENANT_MAX}")
     with pytest.raises(InvalidInput, match="name"):
-        TenantWorker(NOBODY, [SAGA], name=name + "w")
+        TenantWorker(NOBODIES, [SAGA], name=name + "w")

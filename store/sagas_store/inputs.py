@@ -1,0 +1,41 @@
+"""What callers give to constructors and verbs, checked where it is given: flags, and kinds of object.
+
+A wrong value that is kept fails later, in the middle of something, in words that name neither the argument nor the fix.
+So InvalidInput says which argument it is, what kind of thing was given, and what to give instead. The value itself is
+never repeated: it may be a password, or a payload. Numbers and durations: sagas_store.numbers.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+from sagas_store.errors import InvalidInput
+
+__all__ = ["check_flag", "check_kind", "check_methods", "kind_of"]
+
+T = TypeVar("T")
+
+
+def check_flag(field: str, given: object) -> bool:
+    """The flag. Raises InvalidInput: "no" is true to Python."""
+    if not isinstance(given, bool):
+        raise InvalidInput(field, f"must be True or False, not {kind_of(given)}")
+    return given
+
+
+def check_kind(field: str, given: object, kind: type[T], example: str) -> T:
+    """The object, of this kind. Raises InvalidInput with an example of what to give."""
+    if not isinstance(given, kind):
+        raise InvalidInput(field, f"must be {kind.__name__}, not {kind_of(given)}: {example}")
+    return given
+
+
+def check_methods(field: str, given: Any, methods: tuple[str, ...], wanted: str) -> None:
+    """Raise InvalidInput unless the object has these methods, which make it what is wanted."""
+    if isinstance(given, type) or not all(callable(getattr(given, method, None)) for method in methods):
+        raise InvalidInput(field, f"must be {wanted}, not {kind_of(given)}")
+
+
+def kind_of(given: object) -> str:
+    """What was given, without a byte of it: the name of its type; a class is named as such."""
+    return f"the class {given.__name__}" if isinstance(given, type) else type(given).__name__
