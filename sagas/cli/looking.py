@@ -9,18 +9,18 @@ from dataclasses import asdict
 from datetime import datetime
 from typing import Any, Final
 
+from sagas.choosing import GROUPS
 from sagas.cli.opening import run_meant, store_of
 from sagas.cli.printing import DONE, harmless, one_line, plain, table, time, to_json
 from sagas.cli.words import Commands, Parser, run_words
 from sagas.client import Client, JournalLine, RunInfo
 from sagas.operator import Operator
 from sagas_store.records import HeldGroup
-from sagas_store.states import HELD, OPEN, SETTLED, State
+from sagas_store.states import HELD, State
 
 __all__ = ["add"]
 
 _NAMES: Final = [state.value for state in State]
-_GROUPS: Final = {"held": HELD, "open": OPEN, "settled": SETTLED}
 _RUN_COLUMNS: Final = ("run", "saga", "tenant", "key", "state", "phase", "attempts", "created", "reason")
 _ENTRY_COLUMNS: Final = ("seq", "at", "kind", "step", "try", "attempt", "next", "note")
 _HELD_COLUMNS: Final = ("state", "tenant", "key", "failure", "count", "since")
@@ -29,7 +29,7 @@ _HELD_COLUMNS: Final = ("state", "tenant", "key", "failure", "count", "since")
 def add(commands: Commands, database: Parser) -> None:
     """The commands that look at runs."""
     runs = commands.add_parser("runs", parents=[database], help="list runs, newest first")
-    runs.add_argument("--state", action="append", choices=[*_NAMES, *_GROUPS], help="may be repeated")
+    runs.add_argument("--state", action="append", choices=[*_NAMES, *GROUPS], help="may be repeated")
     runs.add_argument("--saga", help="only runs of this saga")
     runs.add_argument("--tenant", help="only runs of this tenant")
     runs.add_argument("--limit", type=int, default=50, help="at most this many; default: 50")
@@ -60,7 +60,7 @@ def add(commands: Commands, database: Parser) -> None:
 async def _runs(options: argparse.Namespace) -> int:
     async with store_of(options) as store, Client(store) as client:
         page = await client.runs(
-            state=_states(options.state),
+            state=options.state,
             tenant=options.tenant,
             saga=options.saga,
             after=options.after,
@@ -75,12 +75,6 @@ async def _runs(options: argparse.Namespace) -> int:
     if page.next is not None:
         print(f"more: --after {page.next}", file=sys.stderr)
     return DONE
-
-
-def _states(names: list[str] | None) -> list[State] | None:
-    if names is None:
-        return None
-    return sorted({state for name in names for state in _GROUPS.get(name) or {State(name)}})
 
 
 async def _show(options: argparse.Namespace) -> int:
@@ -114,7 +108,7 @@ async def _context(options: argparse.Namespace) -> int:
 async def _held(options: argparse.Namespace) -> int:
     async with store_of(options) as store:
         operator = Operator(store)
-        states = HELD if options.state is None else [State(name) for name in options.state]
+        states = HELD if options.state is None else options.state
         groups = await operator.list_held(status=states, tenant=options.tenant)
         # They are not held yet, and wait for the same: somebody has to bring a key back.
         waiting = await operator.list_blocked(tenant=options.tenant) if options.state is None else []

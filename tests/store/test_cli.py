@@ -354,7 +354,7 @@ def test_wrong_words_are_wrong_usage(say: Say, mongo_uri: str, wrong: list[str])
         (["stop-many", "--started-before", "yesterday"], "'yesterday' is not a time with a time zone, for instance 20"),
         (["stop-many", "--started-before", "2026-01-31T00:00:00"], "is not a time with a time zone, for instance 20"),
         (["runs", "--limit", "0"], "sagas runs: --limit: must be at least 1"),
-        (["keys", "rotate", "--no-tenant"], "sagas keys rotate: --keyring, --master-keys: "),
+        (["keys", "create", "--no-tenant"], "sagas keys create: --keyring, --master-keys: "),
     ],
     ids=lambda given: " ".join(given) if isinstance(given, list) else "",
 )
