@@ -734,7 +734,7 @@ def _spared(action: Perform) -> bool:
 
 def _returned(value: object) -> _Returned | _Raised:
     """What a function came to that returned this. What it only promises, nobody has done: that is never success."""
-    if not _is_promise(value):
+    if isinstance(value, BaseModel) or not _is_promise(value):
         return _Returned(value)
     _close(value)
     return _unusable(
