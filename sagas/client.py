@@ -631,6 +631,8 @@ class Client:
         if record.saga != saga.name:
             # Its result may well fit this saga's model, and would be taken for this saga's.
             raise InvalidInput("saga", f"run {run_id} is of saga {record.saga!r}, not of {saga.name!r}")
+        if record.state not in OPEN:
+            return await self._outcome(saga, record)
         while True:
             timed_out = False
             try:
@@ -671,9 +673,9 @@ class Client:
 
 
 _REASONS: Final = {
-    Cause.STEP_FAILED: "a step failed before the pivot",
-    Cause.STOP: "a stop was honoured before the pivot",
-    Cause.DEADLINE: "the deadline passed before the pivot",
+    Cause.STEP_FAILED: "a step failed",
+    Cause.STOP: "a stop was honoured",
+    Cause.DEADLINE: "the deadline passed",
 }
 
 

@@ -23,7 +23,7 @@ Whatever is meant for a caller is a SagaError, wrong options included; anything 
     ├── ResultTimeout          the run has not come to rest within the timeout; it goes on
     ├── ClientClosed           the client was closed while a result was waited for; the run goes on
     ├── RunDidNotComplete      the run came to rest otherwise than completed
-    │   ├── RunRolledBack      failed, cancelled or timed out before its pivot; every effect is undone
+    │   ├── RunRolledBack      failed, cancelled or timed out before its pivot; what can be undone is
     │   ├── RunFailed          a plain durable function raised for good
     │   └── RunHeld            it waits for an operator
     └── StoreError             about the database, see sagas_store.errors (StoreUnavailable ...)
@@ -289,7 +289,11 @@ class RunDidNotComplete(SagaError):
 
 
 class RunRolledBack(RunDidNotComplete):
-    """The run was undone (`compensated`, `cancelled`, `timed_out`): every compensation is in its journal."""
+    """The run was undone (`compensated`, `cancelled`, `timed_out`): every compensation is in its journal.
+
+    A plain durable function that was stopped or timed out ends so, too: no step of it has a compensation, and what was
+    done stays.
+    """
 
 
 class RunFailed(RunDidNotComplete):

@@ -170,7 +170,7 @@ class Operator:
         run = await self._read(run_id, with_input=True)
         if run.state not in _RESTARTABLE:
             raise OperatorRefused(run_id, run.state, _not_undone(run))
-        if is_plain(run.fingerprint) and run.attempts > 0:
+        if _has_left_effects(run):
             raise OperatorRefused(run_id, run.state, f"it had begun, and {NOTHING_TO_UNDO}: {_TWICE}")
         now = self._store.clock.now()
         new_id = restart_id_of(run_id)
@@ -448,8 +448,13 @@ def _why(failed: SagaError) -> str:
     return failed.why if isinstance(failed, OperatorRefused) else str(failed)
 
 
+def _has_left_effects(run: RunRecord) -> bool:
+    """Whether it may have: it had begun, and nothing of it could be undone."""
+    return is_plain(run.fingerprint) and run.attempts > 0
+
+
 def _not_held(run: RunRecord) -> str:
-    if run.state in _RESTARTABLE:
+    if run.state in _RESTARTABLE and not _has_left_effects(run):
         return "it was undone, and can only be started anew: restart_as_new, sagas restart"
     if run.state in SETTLED:
         return "it has ended; nothing of it is left to do"

@@ -7,7 +7,7 @@ import contextlib
 import contextvars
 from dataclasses import dataclass, field
 from typing import Final
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 from sagas.errors import ClientClosed
 from sagas.log import engine_log
@@ -40,6 +40,8 @@ class RestWatch:
         """Asks nothing before somebody waits."""
         self._runs = store.runs
         self._hints = store.hints
+        self._clients: WeakSet[object] = WeakSet()
+        """Those that have waited, and are not closed."""
         self._awaited: dict[str, _Awaited] = {}
         self._listening = asyncio.Event()
         self._joined = asyncio.Event()
@@ -70,6 +72,7 @@ class RestWatch:
 
     def _join(self, client: object, run_id: str) -> asyncio.Future[None]:
         loop = asyncio.get_running_loop()
+        self._clients.add(client)
         future: asyncio.Future[None] = loop.create_future()
         future.add_done_callback(_seen)
         look_at = loop.time() + _POLL_FIRST_S
@@ -138,14 +141,15 @@ class RestWatch:
             engine_log("sagas.client").error("looking for results failed", exc_info=True)
 
     async def close(self, client: object) -> None:
-        """Whoever waits for this client is told ClientClosed; when nobody else waits, nothing listens any longer."""
+        """Whoever waits for this client is told ClientClosed. With the last client the stream and the poll end."""
+        self._clients.discard(client)
         for run_id, awaited in list(self._awaited.items()):
             for future, waits_for in list(awaited.waiters.items()):
                 if waits_for is client:
                     self._leave(run_id, future)
                     if not future.done():
                         future.set_exception(ClientClosed(run_id))
-        if not self._awaited:
+        if not self._clients:
             tasks, self._tasks = self._tasks, []
             for task in tasks:
                 task.cancel()

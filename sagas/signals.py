@@ -30,19 +30,19 @@ def draining_on_signals(stop: Callable[[], None], *, enabled: bool) -> Iterator[
         yield
         return
     entry = (asyncio.get_running_loop(), stop)
-    if not _draining:
+    _draining.append(entry)  # before the handlers are there, and until they are gone: no signal is told to nobody
+    if len(_draining) == 1:
         for number in _SIGNALS:
             _before[number] = signal.signal(number, _tell)
-    _draining.append(entry)
     try:
         yield
     finally:
-        _draining.remove(entry)
-        if not _draining:
+        if len(_draining) == 1:
             for number in _SIGNALS:
                 before = _before.pop(number)
                 if signal.getsignal(number) is _tell:  # else the application has set another meanwhile
                     signal.signal(number, before if before is not None else signal.SIG_DFL)
+        _draining.remove(entry)
 
 
 def _tell(*_: object) -> None:

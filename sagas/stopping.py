@@ -42,7 +42,8 @@ class StopOutcome(StrEnum):
     CANCELLED = "cancelled"
     """Nothing had run yet: the run is settled as cancelled."""
     WILL_BE_UNDONE = "will_be_undone"
-    """It came before the gate, or the run was rolling back already: everything is undone."""
+    """It came before the gate, or the run was rolling back already: everything is undone. Of a plain durable function
+    nothing can be: no further step begins, and what was done stays."""
     REFUSED = "refused"
     """The pivot is under way or passed: the run completes forward."""
     ALREADY_SETTLED = "already_settled"
@@ -138,17 +139,19 @@ def _next(run: RunRecord, decision: Decision) -> str:
     if decision is Decision.REFUSED:
         forward = "the run goes forward to its end; only if the pivot itself fails is everything undone"
         return f"{forward}. It is held ({run.state}) and waits for an operator" if run.state in HELD else forward
+    plain = is_plain(run.fingerprint)
+    ends = f"it ends ({NOTHING_TO_UNDO})" if plain else "it is undone"
     match run.state:
         case State.COMPENSATION_FAILED:
             return "the rollback has begun already and is unfinished; it is held and waits for an operator's resume"
         case State.QUARANTINED | State.BROKEN:
-            return f"it is undone as soon as it can be executed again; it is held ({run.state}) until an operator acts"
+            return f"{ends} as soon as it can be executed again; it is held ({run.state}) until an operator acts"
         case State.PENDING if run.blocked is not None:
-            return f"it is undone as soon as its payload opens again, which it does not now: {run.blocked.failure}"
+            return f"{ends} as soon as its payload opens again, which it does not now: {run.blocked.failure}"
+        case _ if plain:
+            return f"no further step begins, and the step in hand gets its grace; {NOTHING_TO_UNDO}"
         case _ if run.phase is Phase.ROLLING_BACK:
             return "the rollback has begun; the remaining compensations run"
-        case _ if is_plain(run.fingerprint):
-            return f"no further step begins, and the step in hand gets its grace; {NOTHING_TO_UNDO}"
         case _:
             return "no further step begins; the step in hand gets its grace, then everything is undone, newest first"
 

@@ -77,5 +77,6 @@ def oldest_filter(chosen: RunFilter, after: RunPosition | None = None) -> Docume
 
 
 def _chosen(*, tenant: str | None = None, tenanted: bool | None = None) -> list[RunFilter]:
-    held = RunFilter(states=frozenset({State.QUARANTINED}), tenant=tenant, tenanted=tenanted)
-    return [held, replace(held, states=frozenset({State.PENDING}), blocked=True, waiting=True)]
+    # Those that are held do not open either; to say so lets the index of such runs serve both.
+    held = RunFilter(states=frozenset({State.QUARANTINED}), tenant=tenant, tenanted=tenanted, blocked=True)
+    return [held, replace(held, states=frozenset({State.PENDING}), waiting=True)]

@@ -520,7 +520,30 @@ async def test_a_stop_of_what_cannot_be_undone_says_so_and_it_is_not_restarted(
     assert shop.done == ["count"]
     with pytest.raises(OperatorRefused, match="what it has done stays: a new run would do everything again"):
         await operator.restart_as_new(run.run_id, **MENDED)
+    with pytest.raises(OperatorRefused, match="it has ended; nothing of it is left to do"):
+        await operator.resume(run.run_id, **MENDED)
     await operator.restart_as_new(untouched.run_id, **MENDED)
+
+
+@pytest.mark.parametrize("state", ["broken", "quarantined", "on hold"])
+async def test_a_stop_of_a_held_run_that_cannot_be_undone_promises_no_undoing(
+    client: Client, store: MongoStore, database: Any, state: str
+) -> None:
+    plain = Saga("plain", Order)
+
+    @plain.step(no_compensation=True, retry=ONCE)
+    async def count(order: Order, step: Step[Shop]) -> Order:
+        return order
+
+    run = await client.start(plain, Order(), delay=timedelta(hours=1))
+    blocked = {"blocked": {"count": 9, "since": "$$NOW", "failure": "KeyLost", "why": "gone"}, "attempts": 1}
+    held = {"state": state, "held": {"reason": "as the store writes it", "since": "$$NOW"}}
+    changes = [{"$set": blocked}] if state == "on hold" else [{"$set": {**blocked, **held}}, {"$unset": ["due_at"]}]
+    await database["sagas.runs"].update_one({"_id": run.run_id}, changes)
+    answer = await run.stop(**WHY)
+    assert answer.outcome is StopOutcome.WILL_BE_UNDONE
+    assert "it ends (no step of it has a compensation, so what it has done stays) as soon as" in answer.next
+    assert "undone" not in answer.next
 
 
 # -------------------------------------------------------------------- what a person is shown

@@ -657,11 +657,12 @@ async def test_a_run_that_is_requeued_while_its_result_is_read_is_waited_for_on(
     client: Client, store: MongoStore, database: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run, record = await claimed(client, store)
-    await store.runs.hold(record, State.BROKEN, "unfit")
     at_rest = store.runs.at_rest
     requeued = asyncio.Event()
 
     async def then_requeued(run_ids: Any) -> list[str]:
+        if not requeued.is_set():
+            await store.runs.hold(record, State.BROKEN, "unfit")
         found = await at_rest(run_ids)
         if not requeued.is_set():
             await database["sagas.runs"].update_one(
@@ -808,6 +809,47 @@ async def test_a_client_that_is_closed_takes_no_other_along(store: MongoStore) -
             await leaving.run(ORDER, run_id=run.run_id).result()
         await complete(store, record)
         assert await mine == Order(number="a", lines=9)
+
+
+async def test_clients_that_come_and_go_leave_the_stream_to_one_that_stays(
+    client: Client, store: MongoStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listen, opened = store.hints.on_rest, []
+
+    async def counted(*asked: Any) -> None:
+        opened.append(asked)
+        await listen(*asked)
+
+    monkeypatch.setattr(store.hints, "on_rest", counted)
+    mine, my_record = await claimed(client, store)
+    waiting = asyncio.create_task(mine.result(SOON_S))
+    await waited_for(client, {mine.run_id: 1})
+    await complete(store, my_record)
+    await waiting
+    for _ in range(5):
+        async with Client(store) as passing:
+            theirs, record = await claimed(passing, store)
+            result = asyncio.create_task(theirs.result(SOON_S))
+            await waited_for(passing, {theirs.run_id: 1})
+            await complete(store, record)
+            await result
+    assert len(opened) == 1
+
+
+async def test_the_result_of_a_run_that_has_ended_is_read_and_not_waited_for(
+    store: MongoStore, database: Any, driver: str, mongo_uri: str
+) -> None:
+    commands = Commands()
+    async with (
+        client_of(driver, mongo_uri, event_listeners=[commands]) as connection,
+        Client(MongoStore(connection[database.name])) as client,
+    ):
+        run, record = await claimed(client, store)
+        await complete(store, record)
+        before = len(commands.of("find"))
+        assert await run.result() == Order(number="a", lines=9)
+        assert len(commands.of("find")) - before == 2, "the run, and its last context"
+        assert not commands.of("aggregate"), "no change stream"
 
 
 async def test_the_poll_asks_ever_less_often_for_a_run_however_many_others_come(

@@ -6,10 +6,11 @@ import asyncio
 import os
 import signal
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
-from sagas.signals import draining_on_signals
+from sagas.signals import _tell, draining_on_signals
 
 BOTH = pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 
@@ -53,6 +54,23 @@ async def test_each_of_two_is_told_and_the_one_that_is_left_after_the_other_has_
     await second.once_more()
     other.__exit__(None, None, None)
     assert (first.count, second.count) == (1, 2)
+
+
+@BOTH
+async def test_a_signal_that_comes_while_the_handlers_are_being_set_is_told(
+    number: signal.Signals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told, install = Told(), signal.signal
+
+    def and_then_it_comes(which: signal.Signals, handler: Any) -> Any:
+        before = install(which, handler)
+        if handler is _tell and which == number:
+            os.kill(os.getpid(), number)
+        return before
+
+    monkeypatch.setattr("signal.signal", and_then_it_comes)
+    with draining_on_signals(told.tell, enabled=True):
+        await told.once_more()
 
 
 @BOTH
