@@ -18,7 +18,7 @@ from sagas.limits import Limits
 from sagas.payload import NotJournalable, dump_context
 from sagas.sealing import SEALED_OVERHEAD_BYTES
 from sagas.tenancy import Reach
-from sagas.texts import check_utf8
+from sagas.texts import check_text
 from sagas_store import MongoStore
 from sagas_store.inputs import kind_of
 from sagas_store.numbers import COUNT_MAX, check_count
@@ -34,14 +34,12 @@ __all__ = [
     "check_run_id",
     "check_saga",
     "check_several",
-    "check_text",
     "choose_runs",
     "choose_states",
     "pages",
     "read_run",
 ]
 
-_TEXT_MAX: Final = 512
 _AT_ONCE: Final = 50
 """So many runs a bulk verb acts on at once."""
 
@@ -174,13 +172,6 @@ def check_context(saga: Saga[Any], context: object, limits: Limits, *, sealed: b
     return payload
 
 
-def check_text(field: str, value: object, *, most: int = _TEXT_MAX) -> str:
-    """A text that can be stored and searched for. Raises InvalidInput."""
-    if not isinstance(value, str) or len(value) > most:
-        raise InvalidInput(field, f"must be a text of at most {most} characters, not {_kind(value)}")
-    return check_utf8(field, value)
-
-
 def check_aware(field: str, at: object) -> datetime:
     """The time in UTC. Raises InvalidInput unless it has a zone."""
     if not isinstance(at, datetime) or at.utcoffset() is None:
@@ -196,10 +187,6 @@ def check_aware(field: str, at: object) -> datetime:
 def check_limit(limit: object, most: int = COUNT_MAX) -> int:
     """How many at most. Raises InvalidInput."""
     return check_count("limit", limit, most=most)
-
-
-def _kind(value: object) -> str:
-    return f"{len(value)} characters" if isinstance(value, str) else kind_of(value)
 
 
 def _time_kind(at: object) -> str:

@@ -20,7 +20,6 @@ from sagas.choosing import (
     check_limit,
     check_run_id,
     check_saga,
-    check_text,
     choose_runs,
     choose_states,
     pages,
@@ -48,9 +47,9 @@ from sagas.limits import Limits, checked_limits
 from sagas.payload import dump_text, is_same_context, load_context, load_error, load_json, load_text
 from sagas.restwatch import rest_watch_of
 from sagas.sealing import Slot, place_of_newest_context, place_of_payload, place_of_reason
-from sagas.stopping import StopAnswer, StopOutcome, StopPreview, answer, check_words, preview
+from sagas.stopping import StopAnswer, StopOutcome, StopPreview, answer, preview
 from sagas.tenancy import Reach, store_of
-from sagas.texts import check_tenant, check_utf8
+from sagas.texts import check_tenant, check_text, check_words
 from sagas_store import MongoStore
 from sagas_store.drivers import check_session
 from sagas_store.entries import OF_ERRORS, Cause, Entry, Kind
@@ -66,7 +65,6 @@ __all__ = ["Client", "JournalLine", "Run", "RunInfo", "RunPage", "Start", "StopM
 C = TypeVar("C", bound=BaseModel)
 
 _STARTS: Final = "[Start(order, key=...)]"
-_KEY_MAX: Final = 512
 _BATCH_MAX: Final = 1000
 _COMPARED_MAX: Final = 100
 _PAGE_MAX: Final = 1000
@@ -85,7 +83,7 @@ class Start(Generic[C]):
 
     def __post_init__(self) -> None:
         if self.key is not None:
-            _check_key(self.key)
+            check_text("key", self.key, least=1)
         if self.due_at is not None and self.delay is not None:
             raise InvalidInput("due_at, delay", "give at most one of them")
         if self.due_at is not None:
@@ -427,7 +425,7 @@ class Client:
         Raises as `find` does.
         """
         check_text("saga", saga)
-        _check_key(key)
+        check_text("key", key, least=1)
         tenant = self._reach.choose(tenant)
         await self._store.ready()
         run_id: str | None = None
@@ -719,13 +717,6 @@ class Run(Generic[C]):
 
 
 # ---------------------------------------------------------------------------------------------- small things
-
-
-def _check_key(key: object) -> None:
-    if not (isinstance(key, str) and 0 < len(key) <= _KEY_MAX):
-        given = f"{len(key)} characters" if isinstance(key, str) else kind_of(key)
-        raise InvalidInput("key", f"must be a text of 1 to {_KEY_MAX} characters, not {given}")
-    check_utf8("key", key)
 
 
 def _check_deadline(deadline: object) -> datetime | timedelta:

@@ -36,8 +36,9 @@ from sagas.keyring import ClaimRound, keys_of, sealer_of
 from sagas.limits import Limits, checked_limits
 from sagas.payload import dump_text
 from sagas.sealing import Slot, place_of_newest_context, place_of_payload, place_of_reason
-from sagas.stopping import NOTHING_TO_UNDO, check_words
+from sagas.stopping import NOTHING_TO_UNDO
 from sagas.tenancy import Reach, store_of
+from sagas.texts import check_words
 from sagas_store import MongoStore
 from sagas_store.entries import Entry, Kind
 from sagas_store.errors import RunExists, WrongState

@@ -18,7 +18,6 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, Final
 
-from sagas.choosing import check_text
 from sagas.clock import Monotonic, monotonic, new_token
 from sagas.definition import Saga
 from sagas.errors import DefinitionError, FenceLost, InvalidInput, StoreError, StoreUnavailable
@@ -28,6 +27,7 @@ from sagas.lease import Lease, LeaseLapsed
 from sagas.limits import Limits
 from sagas.log import engine_log
 from sagas.signals import draining_on_signals
+from sagas.texts import check_text
 from sagas_store import MongoStore
 from sagas_store.inputs import check_flag, check_kind, kind_of
 from sagas_store.numbers import NONE, DurationField, check_count
