@@ -20,7 +20,6 @@ from pymongo import AsyncMongoClient
 
 from sagas import (
     Client,
-    DefinitionError,
     InvalidInput,
     KeyKeeper,
     Keyring,
@@ -184,13 +183,6 @@ async def test_what_is_wrong_is_refused_where_it_is_given(here: Here, make: Make
 def test_an_argument_that_is_wrong_is_neither_a_refused_start_nor_the_databases_fault() -> None:
     assert InvalidInput.__base__ is SagaError
     assert not issubclass(InvalidInput, StartRefused | StoreError)
-
-
-@pytest.mark.parametrize("flag", ["no_compensation", "transactional"])
-def test_a_flag_of_a_step_is_true_or_false(flag: str) -> None:
-    options: dict[str, Any] = {flag: "no"}
-    with pytest.raises(DefinitionError, match=f"step 'serve': {flag} must be True or False, not str"):
-        Saga("other", Order).step(**options)(serve.forward.function)
 
 
 # --- durations --------------------------------------------------------------------------------------------------------
