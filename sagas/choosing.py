@@ -20,7 +20,7 @@ from sagas.sealing import SEALED_OVERHEAD_BYTES
 from sagas.tenancy import Reach
 from sagas.texts import check_text
 from sagas_store import MongoStore
-from sagas_store.inputs import kind_of
+from sagas_store.inputs import check_kind, check_several, kind_of
 from sagas_store.numbers import COUNT_MAX, check_count
 from sagas_store.records import RunFilter, RunPosition, RunRecord
 from sagas_store.states import HELD, OPEN, SETTLED, State
@@ -32,8 +32,8 @@ __all__ = [
     "check_context",
     "check_limit",
     "check_run_id",
+    "check_run_ids",
     "check_saga",
-    "check_several",
     "choose_runs",
     "choose_states",
     "pages",
@@ -143,20 +143,15 @@ def check_run_id(run_id: object, field: str = "run_id") -> str:
     return check_text(field, run_id)
 
 
-def check_several(field: str, given: object) -> list[str]:
+def check_run_ids(field: str, given: Iterable[str]) -> list[str]:
     """Several run ids, each once, in their order. Raises InvalidInput; one text is not several."""
-    if isinstance(given, str | bytes) or not isinstance(given, Iterable):
-        raise InvalidInput(
-            field, f"must be several run ids, a list for instance, not {kind_of(given)}: {field}=[run_id]"
-        )
-    return list(dict.fromkeys([check_run_id(one, field) for one in given]))
+    several = check_several(field, given, "run ids", f"{field}=[run_id]")
+    return list(dict.fromkeys(check_run_id(one, field) for one in several))
 
 
 def check_saga(saga: object) -> Saga[Any]:
     """The definition of a saga. Raises InvalidInput."""
-    if not isinstance(saga, Saga):
-        raise InvalidInput("saga", f"must be a Saga, not {kind_of(saga)}")
-    return saga
+    return check_kind("saga", saga, Saga, "the object that its steps are declared on")
 
 
 def check_context(saga: Saga[Any], context: object, limits: Limits, *, sealed: bool) -> bytes:

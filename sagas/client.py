@@ -54,7 +54,7 @@ from sagas_store import MongoStore
 from sagas_store.drivers import check_session
 from sagas_store.entries import OF_ERRORS, Cause, Entry, Kind
 from sagas_store.errors import RunExists
-from sagas_store.inputs import check_flag, check_kind, kind_of
+from sagas_store.inputs import check_flag, check_kind, check_several, kind_of
 from sagas_store.numbers import NONE, DurationField, as_duration, check_duration
 from sagas_store.records import NewRun, RunPosition, RunRecord
 from sagas_store.states import HELD, OPEN, SETTLED, Decision, State
@@ -331,9 +331,7 @@ class Client:
         Idempotent like `start`. Everything is validated before anything is stored. A KeyConflict is raised after all
         the others were started, so repeating the call without the conflicting one is safe.
         """
-        if not isinstance(starts, Iterable):
-            raise InvalidInput("starts", f"must be several, a list for instance, not {kind_of(starts)}: {_STARTS}")
-        given = [self._given(saga, start) for start in starts]
+        given = [self._given(saga, start) for start in check_several("starts", starts, "Start objects", _STARTS)]
         await self._store.ready()
         asked = [await self._asked(saga, one) for one in given]
         distinct: dict[str, _Asked] = {}

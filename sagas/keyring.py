@@ -521,9 +521,7 @@ def keys_of(store: MongoStore) -> Keyring | NoKeys:
     keyring = store.keyring
     if keyring is None:
         return _NO_KEYS
-    if not isinstance(keyring, Keyring):
-        raise InvalidInput("keyring", f"must be a sagas.Keyring, not {type(keyring).__name__}")
-    return keyring
+    return check_kind("keyring", keyring, Keyring, "MongoStore(database, keyring=Keyring(wrapper))")
 
 
 def refuse_unkeyed(store: MongoStore, consequence: str) -> None:

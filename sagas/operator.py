@@ -20,8 +20,8 @@ from sagas.choosing import (
     StatesGiven,
     check_context,
     check_limit,
+    check_run_ids,
     check_saga,
-    check_several,
     choose_runs,
     choose_states,
     pages,
@@ -241,7 +241,7 @@ class Operator:
         check_words(by, reason)
         check_limit(limit)
         check_flag("dry_run", dry_run)
-        named = check_several("runs", runs) if runs is not None else None
+        named = check_run_ids("runs", runs) if runs is not None else None
         tenant = self._reach.choose(tenant)
         await self._store.ready()
         chosen = await self._blocked(tenant, limit) if named is None else named[:limit]

@@ -29,7 +29,7 @@ from sagas.log import engine_log
 from sagas.signals import draining_on_signals
 from sagas.texts import check_text
 from sagas_store import MongoStore
-from sagas_store.inputs import check_flag, check_kind, kind_of
+from sagas_store.inputs import check_flag, check_kind, check_several
 from sagas_store.numbers import NONE, DurationField, check_count
 from sagas_store.records import RunRecord
 from sagas_store.tenants import TenantDatabases
@@ -111,10 +111,9 @@ class Worker:
         `resources` is what steps get as `step.resources`. `name` is how the worker appears on runs and in journals;
         by default host, process id and a few random digits. Raises InvalidInput, DefinitionError.
         """
-        if not isinstance(store, MongoStore):
-            tenants = isinstance(store, TenantDatabases)
-            fix = "TenantWorker(databases, sagas)" if tenants else "Worker(MongoStore(database), sagas)"
-            raise InvalidInput("store", f"must be a MongoStore, not {kind_of(store)}: {fix}")
+        tenants = isinstance(store, TenantDatabases)
+        fix = "TenantWorker(databases, sagas)" if tenants else "Worker(MongoStore(database), sagas)"
+        check_kind("store", store, MongoStore, fix)
         self.name: Final = worker_name(name)
         """How it appears on runs and in journals."""
         self.options: Final = checked_options(options)
@@ -454,12 +453,9 @@ def checked_options(options: object) -> WorkerOptions:
 
 def served(sagas: Iterable[Saga[Any]], limits: Limits) -> dict[tuple[str, int], Saga[Any]]:
     """The sagas by name and version. Raises InvalidInput, DefinitionError: now, rather than at the first run."""
-    if not isinstance(sagas, Iterable):
-        raise InvalidInput("sagas", f"must be several Saga objects, a list for instance, not {kind_of(sagas)}: [saga]")
     by_version: dict[tuple[str, int], Saga[Any]] = {}
-    for saga in sagas:
-        if not isinstance(saga, Saga):
-            raise InvalidInput("sagas", f"must be Saga objects, not {kind_of(saga)}")
+    for saga in check_several("sagas", sagas, "Saga objects", "[saga]"):
+        check_kind("sagas", saga, Saga, "[saga]")
         if (saga.name, saga.version) in by_version:
             raise DefinitionError(saga.name, None, f"the worker was given version {saga.version} twice")
         _ = saga.fingerprint  # refuses a wrong definition

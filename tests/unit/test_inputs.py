@@ -98,6 +98,7 @@ WRONG: list[tuple[str, Make, str, str]] = [
     ("a database to a worker", lambda at: Worker(at.database, [cafe]), "store", "Worker(MongoStore(database), sagas)"),
     ("databases to a worker", lambda at: Worker(at.databases, [cafe]), "store", "TenantWorker("),  # type: ignore[arg-type]
     ("one saga", lambda at: Worker(at.store, cafe), "sagas", "not Saga: [saga]"),  # type: ignore[arg-type]
+    ("a text of sagas", lambda at: Worker(at.store, "cafe"), "sagas", "several Saga objects, a list for"),  # type: ignore[arg-type]
     ("the name of a saga", lambda at: Worker(at.store, ["cafe"]), "sagas", "not str"),  # type: ignore[list-item]
     ("no sagas", lambda at: Worker(at.store, iter(())), "sagas", "at least one"),  # type: ignore[arg-type]
     ("options in a dict", lambda at: Worker(at.store, [cafe], options={"lease": 3}), "options", "not dict"),  # type: ignore[arg-type]
