@@ -438,8 +438,8 @@ class Worker:
 
 def worker_name(given: str | None, *, most: int = WORKER_NAME_MAX) -> str:
     """The name given, or host, process id and a few random digits. Raises InvalidInput where it could not be stored."""
-    if given:
-        return check_text("name", given, most=most)
+    if given is not None:
+        return check_text("name", given, least=1, most=most)
     host = socket.gethostname().encode(errors="replace").decode()  # some systems let it be any bytes
     return f"{host}:{os.getpid()}:{new_token()[:6]}"
 

@@ -226,5 +226,5 @@ async def test_what_may_be_nothing_and_what_is_least_is_taken(here: Here) -> Non
     RetryPolicy(initial_wait=0, max_wait=0, max_elapsed=0)
     Keyring(WRAPPER, pause=0)
     Start(Order(), delay=0, deadline=datetime(2030, 1, 1, tzinfo=UTC))
-    assert Worker(here.store, (saga for saga in [cafe]), name="").name != ""  # type: ignore[arg-type]
+    assert Worker(here.store, (saga for saga in [cafe])).name != ""  # type: ignore[arg-type]
     TenantDatabases(here.mongo, prefix="", turns=asyncio.Semaphore(3))
