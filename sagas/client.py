@@ -302,8 +302,9 @@ class Client:
         timedelta, or seconds) say when it may begin; the default is now. `deadline` (an aware datetime, or how long
         from now; default: the saga's) says until when the pivot must be reached, else the run is undone (`timed_out`).
         With `session`, the run exists if and only if the caller's transaction, which is under way, commits.
-        Raises InvalidInput, PayloadTooLarge, DefinitionError, StoreUnavailable (start again with the same key); with a
-        keyring also CannotOpen, when the tenant's key cannot be had.
+        Raises InvalidInput, PayloadTooLarge, DefinitionError, StoreUnavailable (start again with the same key),
+        UnreadableRun when the run that the key has started cannot be compared; with a keyring also CannotOpen, when the
+        tenant's key cannot be had.
         """
         given = self._given(saga, Start(context, key, due_at, delay, deadline, tenant))
         if session is not None:
@@ -405,7 +406,7 @@ class Client:
     # ---------------------------------------------------------------- reading
 
     async def get(self, run_id: str) -> RunInfo:
-        """A run as a majority has it. Raises RunNotFound."""
+        """A run as a majority has it. Raises RunNotFound, UnreadableRun, InvalidInput."""
         return await self._info(await self._record(run_id))
 
     def run(self, saga: Saga[C], *, run_id: str) -> Run[C]:
@@ -413,7 +414,10 @@ class Client:
         return Run(self, check_saga(saga), check_run_id(run_id), created=False)
 
     async def find(self, saga: Saga[C], *, key: str, tenant: str | None = None) -> Run[C]:
-        """A handle on the run of this saga with this key. Raises RunNotFound, InvalidInput, CannotOpen."""
+        """A handle on the run of this saga with this key.
+
+        Raises RunNotFound, UnreadableRun, InvalidInput, CannotOpen.
+        """
         check_saga(saga)
         return Run(self, saga, await self.find_id(saga.name, key=key, tenant=tenant), created=False)
 
@@ -439,7 +443,7 @@ class Client:
     async def context(self, run_id: str) -> Any:
         """The newest context of a run, which is its payload: what its JSON says, not validated.
 
-        Once the run is completed it is the result. Raises RunNotFound, CannotOpen, Unreadable.
+        Once the run is completed it is the result. Raises RunNotFound, UnreadableRun, CannotOpen, Unreadable.
         """
         run = await read_run(self._store, self._reach, run_id, with_input=True)
         seq, stored = await self._store.journal.last_context(run_id) or (None, run.input)
@@ -490,8 +494,8 @@ class Client:
         """Press Stop. The answer is final and comes at once: cancelled, will be undone, or refused, and why.
 
         It is decided in the one write that records it: before the pivot's gate everything will be undone, after it the
-        run completes forward. Asked again, the first stop's answer comes back. Raises RunNotFound, InvalidInput, and
-        StoreUnavailable, after which asking again tells what was decided.
+        run completes forward. Asked again, the first stop's answer comes back. Raises RunNotFound, UnreadableRun,
+        InvalidInput, and StoreUnavailable, after which asking again tells what was decided.
         """
         check_words(by, reason)
         run = await self._record(run_id)
@@ -520,7 +524,10 @@ class Client:
         return sealer.seal(Slot.STOP, 0, dump_text(reason)), sealer.key_id
 
     async def preview_stop(self, run_id: str) -> StopPreview:
-        """What a stop would do now: the compensations in order, or the refusal and why. Only reads."""
+        """What a stop would do now: the compensations in order, or the refusal and why. Only reads.
+
+        Raises RunNotFound, UnreadableRun.
+        """
         run = await self._record(run_id)
         return preview(run, await self._store.journal.load(run_id))
 
@@ -573,7 +580,7 @@ class Client:
             return failed
 
     async def journal(self, run_id: str) -> list[JournalLine]:
-        """The timeline of one run, oldest first. Raises RunNotFound.
+        """The timeline of one run, oldest first. Raises RunNotFound, UnreadableRun.
 
         What is sealed and cannot be opened is left out line by line, and `unopened` says why.
         """
@@ -691,9 +698,9 @@ class Run(Generic[C]):
         """Wait until the run comes to rest and return its last context, at most for `timeout`; None waits for ever.
 
         `timeout` is a timedelta, or seconds. Raises RunRolledBack, RunFailed or RunHeld with what happened,
-        ResultTimeout when it is still going on, RunNotFound, InvalidInput when it is a run of another saga,
-        ClientClosed when the client is closed meanwhile. All who wait through one store share one change stream and
-        one poll.
+        ResultTimeout when it is still going on, RunNotFound, UnreadableRun, InvalidInput when it is a run of another
+        saga, ClientClosed when the client is closed meanwhile. All who wait through one store share one change stream
+        and one poll.
         """
         return await self._client._result(self._saga, self.run_id, timeout)  # noqa: SLF001 - one subject in two classes
 

@@ -89,7 +89,7 @@ class Operator:
 
         For `forward_incomplete` (the step after the pivot is tried again), `compensation_failed` (only the unfinished
         compensations run), `broken` (after a fix), and `failed` (the step of a plain durable function is tried again).
-        Raises OperatorRefused with the reason, RunNotFound.
+        Raises OperatorRefused with the reason, RunNotFound, UnreadableRun, InvalidInput.
         """
         check_words(by, reason)
         run = await self._read(run_id)
@@ -122,7 +122,7 @@ class Operator:
 
         Happened: `context` is what the pivot would have returned, and the run goes forward from it; begin with the one
         before the pivot, `Client.context`. Not happened: everything is undone. A dry run looks whether it applies, and
-        changes nothing. Raises OperatorRefused, RunNotFound, InvalidInput.
+        changes nothing. Raises OperatorRefused, RunNotFound, UnreadableRun, InvalidInput.
         """
         check_saga(saga)
         check_words(by, reason)
@@ -146,7 +146,7 @@ class Operator:
         await self._move_on(run, Kind.VERDICT, by, reason, step=pivot, payload=payload)
 
     async def retry_now(self, run_id: str, *, by: str, reason: str) -> None:
-        """Cut the wait of a parked run short: it is due now. Raises OperatorRefused, RunNotFound, InvalidInput."""
+        """Cut the wait of a parked run short: it is due now. Raises as `resume` does."""
         check_words(by, reason)
         run = await self._read(run_id)
         if run.state is not State.PENDING:
@@ -164,8 +164,8 @@ class Operator:
 
         Once: asked again it returns the same new run (restart that one if it was undone too). Refused for runs that
         completed or that still owe work, and for plain durable functions that had begun, because it would repeat their
-        effects. Where the old one had a deadline the
-        new one has as long from its own start as the old one had.
+        effects. Where the old one had a deadline the new one has as long from its own start as the old one had. Raises
+        as `resume` does, and CannotOpen.
         """
         check_words(by, reason)
         run = await self._read(run_id, with_input=True)
