@@ -26,12 +26,10 @@ from sagas_store.inputs import kind_of
 if TYPE_CHECKING:
     from motor.motor_asyncio import AsyncIOMotorDatabase
 
-__all__ = ["AnyDatabase", "AnySession", "Collection", "Document", "Driver", "check_client", "check_session"]
+__all__ = ["Collection", "Document", "Driver", "check_client", "check_session"]
 
 Document = dict[str, Any]
 Collection = AsyncCollection[Document]
-AnyDatabase = "AsyncDatabase[Any] | AsyncIOMotorDatabase[Any]"
-AnySession = "AsyncClientSession | AsyncIOMotorClientSession"
 
 _PLAIN: CodecOptions[Document] = CodecOptions(tz_aware=True, tzinfo=UTC)
 _DURABLE = WriteConcern("majority", j=True)
@@ -50,8 +48,7 @@ class Driver:
     """An application's database handle, whichever driver made it, with the concerns that the store insists on."""
 
     def __init__(self, database: AsyncDatabase[Any] | AsyncIOMotorDatabase[Any]) -> None:
-        kinds = {f"{kind.__module__}.{kind.__name__}" for kind in type(database).__mro__}
-        self.is_motor = "motor.motor_asyncio.AsyncIOMotorDatabase" in kinds  # by name: Motor need not be installed
+        self.is_motor = _is_motor(database, "AsyncIOMotorDatabase")
         if not self.is_motor and not isinstance(database, AsyncDatabase):
             raise InvalidInput(
                 "database",
@@ -153,7 +150,7 @@ def check_session(session: object) -> None:
 
 
 def _is_motor(given: object, name: str) -> bool:
-    """Whether it is one of Motor's classes; Motor is not imported unless the application does."""
+    """Whether it is of this class of Motor's, by name: Motor need not be installed."""
     return any(kind.__name__ == name and kind.__module__.startswith("motor.") for kind in type(given).__mro__)
 
 
