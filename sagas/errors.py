@@ -314,10 +314,13 @@ class NonRetryable(Exception):
 
 
 def pause_of(asked: Any) -> timedelta | None:
-    """A pause that was asked for, in seconds, as a text of them, or as a timedelta; None where it is none of these."""
-    if isinstance(asked, timedelta):
-        return asked
+    """A pause that was asked for, in seconds, as a text of them, or as a timedelta; None where it is none of these.
+
+    Ten years at most: what is added to the present is to be a date still.
+    """
     try:
+        if isinstance(asked, timedelta):
+            return min(asked, DURATION_MAX)
         return timedelta(seconds=min(float(asked), DURATION_MAX.total_seconds()))
     except Exception:  # not a number, or not even a thing that can be asked for one
         return None
