@@ -426,7 +426,6 @@ async def test_after_a_rotation_new_payloads_use_the_new_key_and_old_ones_still_
     new_id = await keyring.rotate("vinet", **WHY)
     sealer = await keyring.sealer("vinet", RUN, [stored])
     assert sealer.key_id == new_id
-    assert sealer.key_ids == {old.key_id, new_id}
     assert sealer.open(Slot.INPUT, 0, stored) == PAYLOAD
     again = sealer.seal(Slot.CONTEXT, 1, PAYLOAD)
     assert (await keyring.opener("vinet", RUN, [stored, again])).open(Slot.CONTEXT, 1, again) == PAYLOAD
