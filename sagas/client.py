@@ -43,7 +43,7 @@ from sagas.errors import (
 )
 from sagas.identity import run_id_of
 from sagas.keyring import WORDS_PATIENCE_S, ClaimRound, Keyring, Opened, keys_of, opened_text, refuse_unkeyed
-from sagas.limits import Limits, checked_limits
+from sagas.limits import Limits
 from sagas.payload import dump_text, is_same_context, load_context, load_error, load_json, load_text
 from sagas.restwatch import rest_watch_of
 from sagas.sealing import Slot, place_of_newest_context, place_of_payload, place_of_reason
@@ -54,7 +54,7 @@ from sagas_store import MongoStore
 from sagas_store.drivers import check_session
 from sagas_store.entries import OF_ERRORS, Cause, Entry, Kind
 from sagas_store.errors import RunExists
-from sagas_store.inputs import check_flag, check_kind, check_several, kind_of
+from sagas_store.inputs import check_flag, check_kind, check_several, given_or, kind_of
 from sagas_store.numbers import NONE, DurationField, as_duration, check_duration
 from sagas_store.records import NewRun, RunPosition, RunRecord
 from sagas_store.states import HELD, OPEN, SETTLED, Decision, State
@@ -266,7 +266,7 @@ class Client:
         self._reach = Reach(tenant)
         self._store = store_of(store, tenant, "Client")
         self._keys = keys_of(self._store)
-        self._limits = checked_limits(limits)
+        self._limits = given_or("limits", limits, Limits)
         self._closed = False
 
     async def close(self) -> None:

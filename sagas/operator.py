@@ -33,7 +33,7 @@ from sagas.errors import InvalidInput, NoKeyring, OperatorRefused, RunNotFound, 
 from sagas.identity import restart_id_of
 from sagas.keykeeping import KeyKeeper
 from sagas.keyring import ClaimRound, keys_of, sealer_of
-from sagas.limits import Limits, checked_limits
+from sagas.limits import Limits
 from sagas.payload import dump_text
 from sagas.sealing import Slot, place_of_newest_context, place_of_payload, place_of_reason
 from sagas.stopping import NOTHING_TO_UNDO
@@ -42,7 +42,7 @@ from sagas.texts import check_words
 from sagas_store import MongoStore
 from sagas_store.entries import Entry, Kind
 from sagas_store.errors import RunExists, WrongState
-from sagas_store.inputs import check_flag
+from sagas_store.inputs import check_flag, given_or
 from sagas_store.records import HeldGroup, NewRun, RunFilter, RunRecord
 from sagas_store.states import HELD, SETTLED, State
 from sagas_store.tenants import TenantDatabases
@@ -80,7 +80,7 @@ class Operator:
         self._reach = Reach(tenant)
         self._store = store_of(store, tenant, "Operator")
         self._keys = keys_of(self._store)
-        self._limits = checked_limits(limits)
+        self._limits = given_or("limits", limits, Limits)
         self.keys: Final = KeyKeeper(self._store, tenant=tenant)
         """The tenants' keys: rotate, seal anew, ask who needs one, destroy."""
 

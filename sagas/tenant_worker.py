@@ -13,8 +13,8 @@ from sagas.definition import Saga
 from sagas.errors import SagaError
 from sagas.log import engine_log
 from sagas.signals import draining_on_signals
-from sagas.worker import WORKER_NAME_MAX, Worker, WorkerOptions, checked_options, served, where, worker_name
-from sagas_store.inputs import check_kind
+from sagas.worker import WORKER_NAME_MAX, Worker, WorkerOptions, served, where, worker_name
+from sagas_store.inputs import check_kind, given_or
 from sagas_store.numbers import check_duration
 from sagas_store.tenants import TENANT_MAX, TenantDatabases
 
@@ -44,7 +44,7 @@ class TenantWorker:
         """
         fix = "TenantWorker(TenantDatabases(client), sagas); on one database: Worker(store, sagas)"
         check_kind("databases", databases, TenantDatabases, fix)
-        options = checked_options(options)
+        options = given_or("options", options, WorkerOptions)
         self._options = replace(
             options,
             concurrency=options.tenant_concurrency or options.concurrency,

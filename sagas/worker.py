@@ -29,12 +29,12 @@ from sagas.log import engine_log
 from sagas.signals import draining_on_signals
 from sagas.texts import check_text
 from sagas_store import MongoStore
-from sagas_store.inputs import check_flag, check_kind, check_several
+from sagas_store.inputs import check_flag, check_kind, check_several, given_or
 from sagas_store.numbers import NONE, DurationField, check_count
 from sagas_store.records import RunRecord
 from sagas_store.tenants import TenantDatabases
 
-__all__ = ["WORKER_NAME_MAX", "Worker", "WorkerOptions", "checked_options", "served", "where", "worker_name"]
+__all__ = ["WORKER_NAME_MAX", "Worker", "WorkerOptions", "served", "where", "worker_name"]
 
 WORKER_NAME_MAX: Final = 256
 """Characters: the name stands in every entry that the worker writes."""
@@ -116,7 +116,7 @@ class Worker:
         check_kind("store", store, MongoStore, fix)
         self.name: Final = worker_name(name)
         """How it appears on runs and in journals."""
-        self.options: Final = checked_options(options)
+        self.options: Final = given_or("options", options, WorkerOptions)
         self._store = store
         self._monotonic = monotonic
         self._sagas = served(sagas, self.options.limits)
@@ -442,13 +442,6 @@ def worker_name(given: str | None, *, most: int = WORKER_NAME_MAX) -> str:
         return check_text("name", given, least=1, most=most)
     host = socket.gethostname().encode(errors="replace").decode()  # some systems let it be any bytes
     return f"{host}:{os.getpid()}:{new_token()[:6]}"
-
-
-def checked_options(options: object) -> WorkerOptions:
-    """The worker's options, or the defaults. Raises InvalidInput."""
-    if options is None:
-        return WorkerOptions()
-    return check_kind("options", options, WorkerOptions, "options=WorkerOptions(concurrency=64)")
 
 
 def served(sagas: Iterable[Saga[Any]], limits: Limits) -> dict[tuple[str, int], Saga[Any]]:

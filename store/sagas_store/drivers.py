@@ -6,6 +6,7 @@ opened. Everything else in the store is written once, against PyMongo's asyncio 
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from datetime import UTC
@@ -76,6 +77,10 @@ class Driver:
         """How many operations may be under way at once so that none waits in the driver for a connection."""
         pool = self.database.client.options.pool_options.max_pool_size
         return max(1, int(min(pool or _POOL_UNLIMITED, _POOL_UNLIMITED)) - _KEPT_FREE)
+
+    def turns(self) -> asyncio.Semaphore:
+        """Turns for so many operations."""
+        return asyncio.Semaphore(self.operations_max)
 
     def unanswered(self) -> str:
         """Why no server answers, as far as the driver knows, and what to look at. Of the URI hosts alone are told."""

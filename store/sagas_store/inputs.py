@@ -7,12 +7,12 @@ never repeated: it may be a password, or a payload. Numbers and durations: sagas
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 from sagas_store.errors import InvalidInput
 
-__all__ = ["check_flag", "check_kind", "check_methods", "check_several", "kind_of"]
+__all__ = ["check_flag", "check_kind", "check_methods", "check_several", "given_or", "kind_of"]
 
 T = TypeVar("T")
 
@@ -29,6 +29,13 @@ def check_kind(field: str, given: object, kind: type[T], example: str) -> T:
     if not isinstance(given, kind):
         raise InvalidInput(field, f"must be {kind.__name__}, not {kind_of(given)}: {example}")
     return given
+
+
+def given_or(field: str, given: object, kind: type[T], default: Callable[[], T] | None = None) -> T:
+    """The object, of this kind; where none was given, the default, or one made without options. Raises InvalidInput."""
+    if given is None:
+        return kind() if default is None else default()
+    return check_kind(field, given, kind, f"{field}={kind.__name__}(...)")
 
 
 def check_methods(field: str, given: Any, methods: tuple[str, ...], wanted: str) -> None:
