@@ -25,7 +25,7 @@ from typing_extensions import TypeVar
 from sagas.errors import DefinitionError, InvalidInput
 from sagas.log import get_logger
 from sagas.policy import COMPENSATION_RETRY, FORWARD_RETRY, STEP_RETRY, RetryPolicy
-from sagas_store.inputs import check_flag, check_kind
+from sagas_store.inputs import check_flag, check_kind, kind_of
 from sagas_store.numbers import NONE, check_count, check_duration
 
 __all__ = [
@@ -238,7 +238,7 @@ class Saga(Generic[C]):
         if not isinstance(name, str) or not _NAME.fullmatch(name):
             raise DefinitionError(str(name), None, _name_problem("a saga"))
         if not (inspect.isclass(context) and issubclass(context, BaseModel)):
-            raise DefinitionError(name, None, f"the context must be a pydantic model class, not {context!r}")
+            raise DefinitionError(name, None, f"the context must be a pydantic model class, not {kind_of(context)}")
         with _defining(name):
             check_count("version", version)
             self.deadline: Final = check_duration("deadline", deadline) if deadline is not None else None
@@ -434,7 +434,7 @@ def _part(
         return DefinitionError(saga.name, step, f"its {what} {problem}" if what != "step" else problem)
 
     if not callable(function) or inspect.isclass(function) or isinstance(function, StepDefinition):
-        raise wrong(f"must be a function, not {function!r}")
+        raise wrong(f"must be a function, not {kind_of(function)}")
     call = function if inspect.isroutine(function) or isinstance(function, functools.partial) else function.__call__
     bare = _unwrapped(function)
     if inspect.isgeneratorfunction(bare) or inspect.isasyncgenfunction(bare):

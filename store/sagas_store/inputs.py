@@ -1,4 +1,4 @@
-"""What callers give to constructors and verbs, checked where it is given: flags, kinds of object, several of them.
+"""What callers give to constructors and verbs, checked where it is given: flags, kinds of object, several things.
 
 A wrong value that is kept fails later, in the middle of something, in words that name neither the argument nor the fix.
 So InvalidInput says which argument it is, what kind of thing was given, and what to give instead. The value itself is

@@ -180,11 +180,9 @@ WRONG = [
         "a context that is no model",
         lambda: Saga("s", anything(dict)),
         None,
-        "must be a pydantic model class, not <class 'dict'>",
+        "must be a pydantic model class, not the class dict",
     ),
-    Wrong(
-        "a context that is an instance", lambda: Saga("s", anything(Order())), None, "must be a pydantic model class"
-    ),
+    Wrong("a context that is an instance", lambda: Saga("s", anything(Order())), None, "model class, not Order"),
     Wrong("version 0", lambda: Saga("s", Order, version=0), None, "version: must be at least 1"),
     Wrong("version 2**31", lambda: Saga("s", Order, version=2**31), None, "version: must be at most 2,147,483,647"),
     Wrong("version 10**5000", lambda: Saga("s", Order, version=10**5000), None, "version: must be at most"),
@@ -272,8 +270,8 @@ WRONG = [
     Wrong("a step when in use", when_in_use(lambda saga: saga.step(name="more")(reserve)), "more", FIRST_USE),
     Wrong("a probe when in use", when_in_use(lambda saga: saga.steps[0].probe(look)), "reserve", FIRST_USE),
     # Functions.
-    Wrong("a text for a function", declared("reserve"), "reserve", "must be a function, not 'reserve'"),
-    Wrong("a class for a function", declared(Reserving), "reserve", "must be a function, not <class"),
+    Wrong("a text for a function", declared("reserve"), "reserve", "must be a function, not str"),
+    Wrong("a class for a function", declared(Reserving), "reserve", "must be a function, not the class Reserving"),
     Wrong("an async generator", declared(yields), "reserve", "is a generator; return the context instead of yielding"),
     Wrong("a generator", declared(yields_plainly), "reserve", "is a generator"),
     Wrong(
