@@ -23,6 +23,7 @@ from sagas.errors import (
     KeyUnavailable,
     NoKeyring,
     NonRetryable,
+    NoTenantDatabase,
     OperatorRefused,
     PayloadTooLarge,
     ResultTimeout,
@@ -40,6 +41,7 @@ from sagas.errors import (
     StoreUnavailable,
     Tampered,
     Unreadable,
+    UnreadableRun,
     UnsafeServer,
 )
 from sagas.keykeeping import KeyKeeper, KeyUsage, Rewrap
@@ -88,6 +90,7 @@ __all__ = [
     "LocalKeyWrapper",
     "MongoStore",
     "NoKeyring",
+    "NoTenantDatabase",
     "NonRetryable",
     "Operator",
     "OperatorRefused",
@@ -124,6 +127,7 @@ __all__ = [
     "TenantWorker",
     "Undo",
     "Unreadable",
+    "UnreadableRun",
     "UnsafeServer",
     "Worker",
     "WorkerOptions",

@@ -18,9 +18,9 @@ from sagas.limits import Limits
 from sagas.payload import NotJournalable, dump_context
 from sagas.sealing import SEALED_OVERHEAD_BYTES
 from sagas.tenancy import Reach
-from sagas.texts import check_utf8
+from sagas.texts import check_text
 from sagas_store import MongoStore
-from sagas_store.inputs import kind_of
+from sagas_store.inputs import check_kind, check_several, kind_of
 from sagas_store.numbers import COUNT_MAX, check_count
 from sagas_store.records import RunFilter, RunPosition, RunRecord
 from sagas_store.states import HELD, OPEN, SETTLED, State
@@ -32,16 +32,14 @@ __all__ = [
     "check_context",
     "check_limit",
     "check_run_id",
+    "check_run_ids",
     "check_saga",
-    "check_several",
-    "check_text",
     "choose_runs",
     "choose_states",
     "pages",
     "read_run",
 ]
 
-_TEXT_MAX: Final = 512
 _AT_ONCE: Final = 50
 """So many runs a bulk verb acts on at once."""
 
@@ -145,20 +143,15 @@ def check_run_id(run_id: object, field: str = "run_id") -> str:
     return check_text(field, run_id)
 
 
-def check_several(field: str, given: object) -> list[str]:
+def check_run_ids(field: str, given: Iterable[str]) -> list[str]:
     """Several run ids, each once, in their order. Raises InvalidInput; one text is not several."""
-    if isinstance(given, str | bytes) or not isinstance(given, Iterable):
-        raise InvalidInput(
-            field, f"must be several run ids, a list for instance, not {kind_of(given)}: {field}=[run_id]"
-        )
-    return list(dict.fromkeys([check_run_id(one, field) for one in given]))
+    several = check_several(field, given, "run ids", f"{field}=[run_id]")
+    return list(dict.fromkeys(check_run_id(one, field) for one in several))
 
 
 def check_saga(saga: object) -> Saga[Any]:
     """The definition of a saga. Raises InvalidInput."""
-    if not isinstance(saga, Saga):
-        raise InvalidInput("saga", f"must be a Saga, not {kind_of(saga)}")
-    return saga
+    return check_kind("saga", saga, Saga, "the object that its steps are declared on")
 
 
 def check_context(saga: Saga[Any], context: object, limits: Limits, *, sealed: bool) -> bytes:
@@ -172,13 +165,6 @@ def check_context(saga: Saga[Any], context: object, limits: Limits, *, sealed: b
     if stored > limits.context_bytes_max:
         raise PayloadTooLarge("the context", stored, limits.context_bytes_max)
     return payload
-
-
-def check_text(field: str, value: object, *, most: int = _TEXT_MAX) -> str:
-    """A text that can be stored and searched for. Raises InvalidInput."""
-    if not isinstance(value, str) or len(value) > most:
-        raise InvalidInput(field, f"must be a text of at most {most} characters, not {_kind(value)}")
-    return check_utf8(field, value)
 
 
 def check_aware(field: str, at: object) -> datetime:
@@ -196,10 +182,6 @@ def check_aware(field: str, at: object) -> datetime:
 def check_limit(limit: object, most: int = COUNT_MAX) -> int:
     """How many at most. Raises InvalidInput."""
     return check_count("limit", limit, most=most)
-
-
-def _kind(value: object) -> str:
-    return f"{len(value)} characters" if isinstance(value, str) else kind_of(value)
 
 
 def _time_kind(at: object) -> str:

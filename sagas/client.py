@@ -20,7 +20,6 @@ from sagas.choosing import (
     check_limit,
     check_run_id,
     check_saga,
-    check_text,
     choose_runs,
     choose_states,
     pages,
@@ -44,18 +43,18 @@ from sagas.errors import (
 )
 from sagas.identity import run_id_of
 from sagas.keyring import WORDS_PATIENCE_S, ClaimRound, Keyring, Opened, keys_of, opened_text, refuse_unkeyed
-from sagas.limits import Limits, checked_limits
+from sagas.limits import Limits
 from sagas.payload import dump_text, is_same_context, load_context, load_error, load_json, load_text
 from sagas.restwatch import rest_watch_of
 from sagas.sealing import Slot, place_of_newest_context, place_of_payload, place_of_reason
-from sagas.stopping import StopAnswer, StopOutcome, StopPreview, answer, check_words, preview
+from sagas.stopping import StopAnswer, StopOutcome, StopPreview, answer, preview
 from sagas.tenancy import Reach, store_of
-from sagas.texts import check_tenant, check_utf8
+from sagas.texts import check_tenant, check_text, check_words
 from sagas_store import MongoStore
 from sagas_store.drivers import check_session
 from sagas_store.entries import OF_ERRORS, Cause, Entry, Kind
 from sagas_store.errors import RunExists
-from sagas_store.inputs import check_flag, check_kind, kind_of
+from sagas_store.inputs import check_flag, check_kind, check_several, given_or, kind_of
 from sagas_store.numbers import NONE, DurationField, as_duration, check_duration
 from sagas_store.records import NewRun, RunPosition, RunRecord
 from sagas_store.states import HELD, OPEN, SETTLED, Decision, State
@@ -66,7 +65,6 @@ __all__ = ["Client", "JournalLine", "Run", "RunInfo", "RunPage", "Start", "StopM
 C = TypeVar("C", bound=BaseModel)
 
 _STARTS: Final = "[Start(order, key=...)]"
-_KEY_MAX: Final = 512
 _BATCH_MAX: Final = 1000
 _COMPARED_MAX: Final = 100
 _PAGE_MAX: Final = 1000
@@ -85,7 +83,7 @@ class Start(Generic[C]):
 
     def __post_init__(self) -> None:
         if self.key is not None:
-            _check_key(self.key)
+            check_text("key", self.key, least=1)
         if self.due_at is not None and self.delay is not None:
             raise InvalidInput("due_at, delay", "give at most one of them")
         if self.due_at is not None:
@@ -268,7 +266,7 @@ class Client:
         self._reach = Reach(tenant)
         self._store = store_of(store, tenant, "Client")
         self._keys = keys_of(self._store)
-        self._limits = checked_limits(limits)
+        self._limits = given_or("limits", limits, Limits)
         self._closed = False
 
     async def close(self) -> None:
@@ -304,8 +302,9 @@ class Client:
         timedelta, or seconds) say when it may begin; the default is now. `deadline` (an aware datetime, or how long
         from now; default: the saga's) says until when the pivot must be reached, else the run is undone (`timed_out`).
         With `session`, the run exists if and only if the caller's transaction, which is under way, commits.
-        Raises InvalidInput, PayloadTooLarge, DefinitionError, StoreUnavailable (start again with the same key); with a
-        keyring also CannotOpen, when the tenant's key cannot be had.
+        Raises InvalidInput, PayloadTooLarge, DefinitionError, StoreUnavailable (start again with the same key),
+        UnreadableRun when the run that the key has started cannot be compared; with a keyring also CannotOpen, when the
+        tenant's key cannot be had.
         """
         given = self._given(saga, Start(context, key, due_at, delay, deadline, tenant))
         if session is not None:
@@ -333,9 +332,7 @@ class Client:
         Idempotent like `start`. Everything is validated before anything is stored. A KeyConflict is raised after all
         the others were started, so repeating the call without the conflicting one is safe.
         """
-        if not isinstance(starts, Iterable):
-            raise InvalidInput("starts", f"must be several, a list for instance, not {kind_of(starts)}: {_STARTS}")
-        given = [self._given(saga, start) for start in starts]
+        given = [self._given(saga, start) for start in check_several("starts", starts, "Start objects", _STARTS)]
         await self._store.ready()
         asked = [await self._asked(saga, one) for one in given]
         distinct: dict[str, _Asked] = {}
@@ -409,7 +406,7 @@ class Client:
     # ---------------------------------------------------------------- reading
 
     async def get(self, run_id: str) -> RunInfo:
-        """A run as a majority has it. Raises RunNotFound."""
+        """A run as a majority has it. Raises RunNotFound, UnreadableRun, InvalidInput."""
         return await self._info(await self._record(run_id))
 
     def run(self, saga: Saga[C], *, run_id: str) -> Run[C]:
@@ -417,7 +414,10 @@ class Client:
         return Run(self, check_saga(saga), check_run_id(run_id), created=False)
 
     async def find(self, saga: Saga[C], *, key: str, tenant: str | None = None) -> Run[C]:
-        """A handle on the run of this saga with this key. Raises RunNotFound, InvalidInput, CannotOpen."""
+        """A handle on the run of this saga with this key.
+
+        Raises RunNotFound, UnreadableRun, InvalidInput, CannotOpen.
+        """
         check_saga(saga)
         return Run(self, saga, await self.find_id(saga.name, key=key, tenant=tenant), created=False)
 
@@ -427,7 +427,7 @@ class Client:
         Raises as `find` does.
         """
         check_text("saga", saga)
-        _check_key(key)
+        check_text("key", key, least=1)
         tenant = self._reach.choose(tenant)
         await self._store.ready()
         run_id: str | None = None
@@ -443,7 +443,7 @@ class Client:
     async def context(self, run_id: str) -> Any:
         """The newest context of a run, which is its payload: what its JSON says, not validated.
 
-        Once the run is completed it is the result. Raises RunNotFound, CannotOpen, Unreadable.
+        Once the run is completed it is the result. Raises RunNotFound, UnreadableRun, CannotOpen, Unreadable.
         """
         run = await read_run(self._store, self._reach, run_id, with_input=True)
         seq, stored = await self._store.journal.last_context(run_id) or (None, run.input)
@@ -494,8 +494,8 @@ class Client:
         """Press Stop. The answer is final and comes at once: cancelled, will be undone, or refused, and why.
 
         It is decided in the one write that records it: before the pivot's gate everything will be undone, after it the
-        run completes forward. Asked again, the first stop's answer comes back. Raises RunNotFound, InvalidInput, and
-        StoreUnavailable, after which asking again tells what was decided.
+        run completes forward. Asked again, the first stop's answer comes back. Raises RunNotFound, UnreadableRun,
+        InvalidInput, and StoreUnavailable, after which asking again tells what was decided.
         """
         check_words(by, reason)
         run = await self._record(run_id)
@@ -524,7 +524,10 @@ class Client:
         return sealer.seal(Slot.STOP, 0, dump_text(reason)), sealer.key_id
 
     async def preview_stop(self, run_id: str) -> StopPreview:
-        """What a stop would do now: the compensations in order, or the refusal and why. Only reads."""
+        """What a stop would do now: the compensations in order, or the refusal and why. Only reads.
+
+        Raises RunNotFound, UnreadableRun.
+        """
         run = await self._record(run_id)
         return preview(run, await self._store.journal.load(run_id))
 
@@ -577,7 +580,7 @@ class Client:
             return failed
 
     async def journal(self, run_id: str) -> list[JournalLine]:
-        """The timeline of one run, oldest first. Raises RunNotFound.
+        """The timeline of one run, oldest first. Raises RunNotFound, UnreadableRun.
 
         What is sealed and cannot be opened is left out line by line, and `unopened` says why.
         """
@@ -697,9 +700,9 @@ class Run(Generic[C]):
         """Wait until the run comes to rest and return its last context, at most for `timeout`; None waits for ever.
 
         `timeout` is a timedelta, or seconds. Raises RunRolledBack, RunFailed or RunHeld with what happened,
-        ResultTimeout when it is still going on, RunNotFound, InvalidInput when it is a run of another saga,
-        ClientClosed when the client is closed meanwhile. All who wait through one store share one change stream and
-        one poll.
+        ResultTimeout when it is still going on, RunNotFound, UnreadableRun, InvalidInput when it is a run of another
+        saga, ClientClosed when the client is closed meanwhile. All who wait through one store share one change stream
+        and one poll.
         """
         return await self._client._result(self._saga, self.run_id, timeout)  # noqa: SLF001 - one subject in two classes
 
@@ -721,13 +724,6 @@ class Run(Generic[C]):
 
 
 # ---------------------------------------------------------------------------------------------- small things
-
-
-def _check_key(key: object) -> None:
-    if not (isinstance(key, str) and 0 < len(key) <= _KEY_MAX):
-        given = f"{len(key)} characters" if isinstance(key, str) else kind_of(key)
-        raise InvalidInput("key", f"must be a text of 1 to {_KEY_MAX} characters, not {given}")
-    check_utf8("key", key)
 
 
 def _check_deadline(deadline: object) -> datetime | timedelta:

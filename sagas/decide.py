@@ -25,7 +25,6 @@ from sagas.definition import Fate, Part, Saga, StepDefinition, StepKind
 from sagas.errors import JournalMisfit
 from sagas.policy import Failure
 from sagas_store.entries import Cause, Entry, Kind
-from sagas_store.numbers import DURATION_MAX
 from sagas_store.states import State
 
 __all__ = [
@@ -601,8 +600,7 @@ def after_failure(
     )
     failed = tries.failed + 1
     elapsed = now - (tries.since or now)
-    # Whatever is asked for: a date beyond the calendar could not be stored.
-    pause = min(max(wait(failed), failure.retry_after or timedelta(0)), DURATION_MAX)
+    pause = max(wait(failed), failure.retry_after or timedelta(0))
     if not failure.retryable or not action.part.retry.allows(failed, elapsed + pause):
         return Verdict(over, in_doubt, None)
     return Verdict(again, in_doubt, now + pause)

@@ -8,11 +8,12 @@ step and the fix.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import inspect
 import re
 import typing
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import timedelta
 from enum import Enum, StrEnum
@@ -21,11 +22,11 @@ from typing import Any, Final, Generic, overload
 from pydantic import BaseModel
 from typing_extensions import TypeVar
 
-from sagas.errors import DefinitionError
+from sagas.errors import DefinitionError, InvalidInput
 from sagas.log import get_logger
 from sagas.policy import COMPENSATION_RETRY, FORWARD_RETRY, STEP_RETRY, RetryPolicy
-from sagas_store.inputs import kind_of
-from sagas_store.numbers import COUNT_MAX, as_duration
+from sagas_store.inputs import check_flag, check_kind, kind_of
+from sagas_store.numbers import NONE, check_count, check_duration
 
 __all__ = [
     "STEPS_MAX",
@@ -237,18 +238,14 @@ class Saga(Generic[C]):
         if not isinstance(name, str) or not _NAME.fullmatch(name):
             raise DefinitionError(str(name), None, _name_problem("a saga"))
         if not (inspect.isclass(context) and issubclass(context, BaseModel)):
-            raise DefinitionError(name, None, f"the context must be a pydantic model class, not {context!r}")
-        if not isinstance(version, int) or isinstance(version, bool) or not 1 <= version <= COUNT_MAX:
-            raise DefinitionError(name, None, f"the version must be a whole number from 1 to {COUNT_MAX:,}")
+            raise DefinitionError(name, None, f"the context must be a pydantic model class, not {kind_of(context)}")
+        with _defining(name):
+            check_count("version", version)
+            self.deadline: Final = check_duration("deadline", deadline) if deadline is not None else None
         self.name: Final = name
         self.context: Final = context
         self.version: Final = version
         self._steps: list[StepDefinition[C]] = []
-        self.deadline: Final = as_duration(deadline) if deadline is not None else None
-        if deadline is not None and (self.deadline is None or self.deadline <= timedelta(0)):
-            raise DefinitionError(
-                name, None, f"the deadline must be a timedelta, or seconds, above zero, not {deadline!r}"
-            )
         self._frozen = False
 
     def __repr__(self) -> str:
@@ -290,7 +287,8 @@ class Saga(Generic[C]):
         """
 
         def declare(function: StepFunction[C]) -> StepDefinition[C]:
-            self._check_flag(_name_of(function, name), "no_compensation", no_compensation)
+            with _defining(self.name, _name_of(function, name)):
+                check_flag("no_compensation", no_compensation)
             if self._has_pivot:
                 kind = StepKind.FORWARD
             else:
@@ -385,10 +383,6 @@ class Saga(Generic[C]):
                 self.name, step, "the saga is in use already; declare all its steps before a client or worker takes it"
             )
 
-    def _check_flag(self, step: str, what: str, given: object) -> None:
-        if not isinstance(given, bool):
-            raise DefinitionError(self.name, str(step), f"{what} must be True or False, not {kind_of(given)}")
-
     def _add(
         self,
         function: StepFunction[C],
@@ -402,7 +396,6 @@ class Saga(Generic[C]):
     ) -> StepDefinition[C]:
         name = _name_of(function, name)
         self.require_open(name)
-        self._check_flag(name, "transactional", transactional)
         if not isinstance(name, str) or not _NAME.fullmatch(name):
             raise DefinitionError(self.name, str(name), _name_problem("a step") + "; pass name=")
         if any(step.name == name for step in self._steps):
@@ -410,10 +403,10 @@ class Saga(Generic[C]):
         if len(self._steps) >= STEPS_MAX:
             raise DefinitionError(self.name, name, f"a saga has at most {STEPS_MAX} steps")
         default = FORWARD_RETRY if kind is StepKind.FORWARD else STEP_RETRY
+        with _defining(self.name, name):
+            check_flag("transactional", transactional)
+            grace = check_duration("stop_grace", stop_grace, least=NONE)
         part = _part(self, name, "step", function, retry=default if retry is None else retry, timeout=timeout)
-        grace = as_duration(stop_grace)
-        if grace is None or grace < timedelta(0):
-            raise DefinitionError(self.name, name, f"stop_grace must be a timedelta, or seconds, not {stop_grace!r}")
         step = StepDefinition(
             saga=self, name=name, kind=kind, forward=part, transactional=transactional, stop_grace=grace
         )
@@ -425,6 +418,15 @@ class Saga(Generic[C]):
         return step
 
 
+@contextlib.contextmanager
+def _defining(saga: str, step: str | None = None) -> Iterator[None]:
+    """What an argument of a definition must be is said as everywhere, under the definition's own class of error."""
+    try:
+        yield
+    except InvalidInput as refused:
+        raise DefinitionError(saga, step, str(refused)) from None
+
+
 def _part(
     saga: Saga[Any], step: str, what: str, function: Any, *, retry: Any, timeout: float | timedelta | None
 ) -> Part:
@@ -432,7 +434,7 @@ def _part(
         return DefinitionError(saga.name, step, f"its {what} {problem}" if what != "step" else problem)
 
     if not callable(function) or inspect.isclass(function) or isinstance(function, StepDefinition):
-        raise wrong(f"must be a function, not {function!r}")
+        raise wrong(f"must be a function, not {kind_of(function)}")
     call = function if inspect.isroutine(function) or isinstance(function, functools.partial) else function.__call__
     bare = _unwrapped(function)
     if inspect.isgeneratorfunction(bare) or inspect.isasyncgenfunction(bare):
@@ -440,11 +442,10 @@ def _part(
     _check_arguments(call, wrong)
     if what == "step":
         _check_annotation(function, saga.context, wrong)
-    if not isinstance(retry, RetryPolicy):
-        raise wrong(f"needs a RetryPolicy for retry=, not {retry!r}")
-    limit = as_duration(timeout) if timeout is not None else None
-    if timeout is not None and (limit is None or limit <= timedelta(0)):
-        raise wrong(f"needs a timeout above zero, in seconds or as a timedelta, not {timeout!r}")
+    whose = f"its {what}'s " if what != "step" else ""
+    with _defining(saga.name, step):
+        check_kind(f"{whose}retry", retry, RetryPolicy, "RetryPolicy(max_attempts=5)")
+        limit = check_duration(f"{whose}timeout", timeout) if timeout is not None else None
     return Part(function, retry, limit, in_thread=not inspect.iscoroutinefunction(bare))
 
 

@@ -5,6 +5,7 @@ Whatever is meant for a caller is a SagaError, wrong options included; anything 
     SagaError
     ├── DefinitionError        your saga is defined wrongly: fix the code, the step and the fix are named
     ├── InvalidInput           an argument or an option is wrong: the field and the fix are named
+    │   └── NoTenantDatabase   no database can be named after this tenant: name it otherwise
     ├── StartRefused           this start is not possible as asked
     │   ├── KeyConflict        the key was used before, with another input
     │   └── PayloadTooLarge    the context is over the limit
@@ -26,7 +27,7 @@ Whatever is meant for a caller is a SagaError, wrong options included; anything 
     │   ├── RunRolledBack      failed, cancelled or timed out before its pivot; what can be undone is
     │   ├── RunFailed          a plain durable function raised for good
     │   └── RunHeld            it waits for an operator
-    └── StoreError             about the database, see sagas_store.errors (StoreUnavailable ...)
+    └── StoreError             about the database, see sagas_store.errors (StoreUnavailable, UnreadableRun ...)
 
 Raised by the author of a step, to say what the engine cannot know:
 
@@ -44,11 +45,13 @@ from typing import Any, ClassVar
 from sagas_store.errors import (
     FenceLost,
     InvalidInput,
+    NoTenantDatabase,
     SagaError,
     SchemaMismatch,
     StoreError,
     StoreRefused,
     StoreUnavailable,
+    UnreadableRun,
     UnsafeServer,
 )
 from sagas_store.numbers import DURATION_MAX
@@ -68,6 +71,7 @@ __all__ = [
     "KeyRefused",
     "KeyUnavailable",
     "NoKeyring",
+    "NoTenantDatabase",
     "NonRetryable",
     "OpenFailure",
     "OperatorRefused",
@@ -87,6 +91,7 @@ __all__ = [
     "StoreUnavailable",
     "Tampered",
     "Unreadable",
+    "UnreadableRun",
     "UnsafeServer",
     "over_limit",
     "pause_of",
@@ -313,10 +318,13 @@ class NonRetryable(Exception):
 
 
 def pause_of(asked: Any) -> timedelta | None:
-    """A pause that was asked for, in seconds, as a text of them, or as a timedelta; None where it is none of these."""
-    if isinstance(asked, timedelta):
-        return asked
+    """A pause that was asked for, in seconds, as a text of them, or as a timedelta; None where it is none of these.
+
+    Ten years at most: what is added to the present is to be a date still.
+    """
     try:
+        if isinstance(asked, timedelta):
+            return min(asked, DURATION_MAX)
         return timedelta(seconds=min(float(asked), DURATION_MAX.total_seconds()))
     except Exception:  # not a number, or not even a thing that can be asked for one
         return None

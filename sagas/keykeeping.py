@@ -28,12 +28,12 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Final
 
-from sagas.choosing import StatesGiven, check_limit, check_text, choose_states
+from sagas.choosing import StatesGiven, check_limit, choose_states
 from sagas.errors import CannotOpen, InvalidInput, KeyLost, KeyRefused
 from sagas.keyring import DEFAULT_MAX_AGE, Keyring, Rewrapped, keys_of
 from sagas.sealing import DataKey, RunSealer, Slot, keys_needed, place_of_payload, place_of_reason
-from sagas.stopping import check_words
 from sagas.tenancy import Reach, store_of
+from sagas.texts import check_text, check_words
 from sagas_store import MongoStore
 from sagas_store.entries import Entry, Kind
 from sagas_store.errors import UnreadableRun, unreadable

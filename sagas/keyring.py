@@ -56,7 +56,7 @@ from sagas.sealing import (
     Unsealed,
     keys_needed,
 )
-from sagas.texts import check_tenant
+from sagas.texts import check_tenant, check_words
 from sagas.wrapping import KeyName, KeyWrapper, Wrapped
 from sagas_store import MongoStore
 from sagas_store.errors import KeyIdTaken
@@ -234,9 +234,11 @@ class Keyring:
     async def rotate(self, tenant: str | None, *, by: str, reason: str) -> str:
         """Seal with a new data key from now on; returns its id. What older ones sealed still opens.
 
-        Other processes notice within half of their `max_age`. Raises KeyLost when the tenant has no active key.
+        Other processes notice within half of their `max_age`. Raises KeyLost when the tenant has no active key,
+        InvalidInput unless `by` and `reason`, which are kept with the key, say who asks and why.
         """
         check_tenant(tenant)
+        check_words(by, reason)
         while True:
             active = await self._keys.newest_active(tenant, Purpose.DATA)
             if active is None:
@@ -254,9 +256,10 @@ class Keyring:
         """Make everything that was ever sealed for this tenant unreadable, for good; returns the ids of its keys.
 
         `confirm` must repeat the tenant. Other processes notice within their `max_age`. Backups of the keys collection
-        hold the wrapped keys as long as they are kept.
+        hold the wrapped keys as long as they are kept. `by` and `reason` as for `rotate`.
         """
         check_tenant(tenant)
+        check_words(by, reason)
         if confirm != tenant:
             raise InvalidInput("confirm", "must repeat the tenant whose payloads shall become unreadable for good")
         try:
@@ -518,9 +521,7 @@ def keys_of(store: MongoStore) -> Keyring | NoKeys:
     keyring = store.keyring
     if keyring is None:
         return _NO_KEYS
-    if not isinstance(keyring, Keyring):
-        raise InvalidInput("keyring", f"must be a sagas.Keyring, not {type(keyring).__name__}")
-    return keyring
+    return check_kind("keyring", keyring, Keyring, "MongoStore(database, keyring=Keyring(wrapper))")
 
 
 def refuse_unkeyed(store: MongoStore, consequence: str) -> None:

@@ -8,11 +8,10 @@ from typing import Any
 
 from sagas.definition import STEPS_MAX, Saga
 from sagas.errors import InvalidInput
-from sagas_store.inputs import check_kind
 from sagas_store.inserts import PAYLOAD_BYTES_MAX
 from sagas_store.numbers import check_count
 
-__all__ = ["Limits", "checked_limits"]
+__all__ = ["Limits"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,8 +42,3 @@ class Limits:
                 f"is {self.run_bytes_max:,}, and saga {saga.name!r} needs {needed:,}: {steps} steps from its pivot on, "
                 f"each of which may journal {self.context_bytes_max:,} bytes; raise it, or lower context_bytes_max",
             )
-
-
-def checked_limits(limits: object) -> Limits:
-    """The limits given, or the defaults. Raises InvalidInput."""
-    return Limits() if limits is None else check_kind("limits", limits, Limits, "Limits(context_bytes_max=...)")

@@ -20,8 +20,8 @@ from sagas.choosing import (
     StatesGiven,
     check_context,
     check_limit,
+    check_run_ids,
     check_saga,
-    check_several,
     choose_runs,
     choose_states,
     pages,
@@ -33,15 +33,16 @@ from sagas.errors import InvalidInput, NoKeyring, OperatorRefused, RunNotFound, 
 from sagas.identity import restart_id_of
 from sagas.keykeeping import KeyKeeper
 from sagas.keyring import ClaimRound, keys_of, sealer_of
-from sagas.limits import Limits, checked_limits
+from sagas.limits import Limits
 from sagas.payload import dump_text
 from sagas.sealing import Slot, place_of_newest_context, place_of_payload, place_of_reason
-from sagas.stopping import NOTHING_TO_UNDO, check_words
+from sagas.stopping import NOTHING_TO_UNDO
 from sagas.tenancy import Reach, store_of
+from sagas.texts import check_words
 from sagas_store import MongoStore
 from sagas_store.entries import Entry, Kind
 from sagas_store.errors import RunExists, WrongState
-from sagas_store.inputs import check_flag
+from sagas_store.inputs import check_flag, given_or
 from sagas_store.records import HeldGroup, NewRun, RunFilter, RunRecord
 from sagas_store.states import HELD, SETTLED, State
 from sagas_store.tenants import TenantDatabases
@@ -79,7 +80,7 @@ class Operator:
         self._reach = Reach(tenant)
         self._store = store_of(store, tenant, "Operator")
         self._keys = keys_of(self._store)
-        self._limits = checked_limits(limits)
+        self._limits = given_or("limits", limits, Limits)
         self.keys: Final = KeyKeeper(self._store, tenant=tenant)
         """The tenants' keys: rotate, seal anew, ask who needs one, destroy."""
 
@@ -88,7 +89,7 @@ class Operator:
 
         For `forward_incomplete` (the step after the pivot is tried again), `compensation_failed` (only the unfinished
         compensations run), `broken` (after a fix), and `failed` (the step of a plain durable function is tried again).
-        Raises OperatorRefused with the reason, RunNotFound.
+        Raises OperatorRefused with the reason, RunNotFound, UnreadableRun, InvalidInput.
         """
         check_words(by, reason)
         run = await self._read(run_id)
@@ -121,7 +122,7 @@ class Operator:
 
         Happened: `context` is what the pivot would have returned, and the run goes forward from it; begin with the one
         before the pivot, `Client.context`. Not happened: everything is undone. A dry run looks whether it applies, and
-        changes nothing. Raises OperatorRefused, RunNotFound, InvalidInput.
+        changes nothing. Raises OperatorRefused, RunNotFound, UnreadableRun, InvalidInput.
         """
         check_saga(saga)
         check_words(by, reason)
@@ -145,7 +146,7 @@ class Operator:
         await self._move_on(run, Kind.VERDICT, by, reason, step=pivot, payload=payload)
 
     async def retry_now(self, run_id: str, *, by: str, reason: str) -> None:
-        """Cut the wait of a parked run short: it is due now. Raises OperatorRefused, RunNotFound, InvalidInput."""
+        """Cut the wait of a parked run short: it is due now. Raises as `resume` does."""
         check_words(by, reason)
         run = await self._read(run_id)
         if run.state is not State.PENDING:
@@ -163,8 +164,8 @@ class Operator:
 
         Once: asked again it returns the same new run (restart that one if it was undone too). Refused for runs that
         completed or that still owe work, and for plain durable functions that had begun, because it would repeat their
-        effects. Where the old one had a deadline the
-        new one has as long from its own start as the old one had.
+        effects. Where the old one had a deadline the new one has as long from its own start as the old one had. Raises
+        as `resume` does, and CannotOpen.
         """
         check_words(by, reason)
         run = await self._read(run_id, with_input=True)
@@ -240,7 +241,7 @@ class Operator:
         check_words(by, reason)
         check_limit(limit)
         check_flag("dry_run", dry_run)
-        named = check_several("runs", runs) if runs is not None else None
+        named = check_run_ids("runs", runs) if runs is not None else None
         tenant = self._reach.choose(tenant)
         await self._store.ready()
         chosen = await self._blocked(tenant, limit) if named is None else named[:limit]

@@ -193,11 +193,6 @@ class RunOpener:
         self.run_id: Final = run_id
         self._ciphers = {key.key_id: _cipher(tenant, run_id, key) for key in keys}
 
-    @property
-    def key_ids(self) -> frozenset[str]:
-        """The keys at hand."""
-        return frozenset(self._ciphers)
-
     def open(self, slot: Slot, seq: int, stored: bytes) -> bytes:
         """The payload that was sealed for exactly this place.
 

@@ -13,8 +13,7 @@ from typing import Final
 
 from sagas.decide import Progress
 from sagas.definition import Fate, StepKind, is_plain, kinds_of
-from sagas.errors import InvalidInput, JournalMisfit
-from sagas.texts import check_utf8
+from sagas.errors import JournalMisfit
 from sagas_store.entries import Cause, Entry
 from sagas_store.records import RunRecord
 from sagas_store.states import HELD, SETTLED, Decision, Phase, State
@@ -26,14 +25,11 @@ __all__ = [
     "StopPreview",
     "Undo",
     "answer",
-    "check_words",
     "preview",
 ]
 
 
 NOTHING_TO_UNDO: Final = "no step of it has a compensation, so what it has done stays"
-_BY_MAX: Final = 200
-_REASON_MAX: Final = 4_000
 
 
 class StopOutcome(StrEnum):
@@ -206,16 +202,6 @@ def _would(run: RunRecord, progress: Progress | None) -> tuple[StopOutcome, str]
     if is_plain(run.fingerprint):
         return StopOutcome.WILL_BE_UNDONE, f"it has not ended; {NOTHING_TO_UNDO}"
     return StopOutcome.WILL_BE_UNDONE, "the pivot's gate is not passed"
-
-
-def check_words(by: object, reason: object) -> None:
-    """Raise InvalidInput unless both are texts of a sensible length that can be stored."""
-    for name, value, limit in (("by", by, _BY_MAX), ("reason", reason, _REASON_MAX)):
-        if not isinstance(value, str) or not value.strip():
-            raise InvalidInput(name, "must be a text that says " + ("who asks" if name == "by" else "why"))
-        if len(value) > limit:
-            raise InvalidInput(name, f"must not be longer than {limit} characters")
-        check_utf8(name, value)
 
 
 def _time(at: datetime | None) -> str:

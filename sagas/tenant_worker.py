@@ -10,11 +10,11 @@ from datetime import timedelta
 from typing import Any, Final
 
 from sagas.definition import Saga
-from sagas.errors import InvalidInput, SagaError
+from sagas.errors import SagaError
 from sagas.log import engine_log
 from sagas.signals import draining_on_signals
-from sagas.worker import WORKER_NAME_MAX, Worker, WorkerOptions, checked_options, served, where, worker_name
-from sagas_store.inputs import kind_of
+from sagas.worker import WORKER_NAME_MAX, Worker, WorkerOptions, served, where, worker_name
+from sagas_store.inputs import check_kind, given_or
 from sagas_store.numbers import check_duration
 from sagas_store.tenants import TENANT_MAX, TenantDatabases
 
@@ -42,13 +42,9 @@ class TenantWorker:
 
         `look` (a timedelta, or seconds) is how often to see which tenants there are.
         """
-        if not isinstance(databases, TenantDatabases):
-            raise InvalidInput(
-                "databases",
-                f"must be TenantDatabases, not {kind_of(databases)}: TenantWorker(TenantDatabases(client), sagas); "
-                "on one database: Worker(store, sagas)",
-            )
-        options = checked_options(options)
+        fix = "TenantWorker(TenantDatabases(client), sagas); on one database: Worker(store, sagas)"
+        check_kind("databases", databases, TenantDatabases, fix)
+        options = given_or("options", options, WorkerOptions)
         self._options = replace(
             options,
             concurrency=options.tenant_concurrency or options.concurrency,

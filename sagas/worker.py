@@ -18,7 +18,6 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, Final
 
-from sagas.choosing import check_text
 from sagas.clock import Monotonic, monotonic, new_token
 from sagas.definition import Saga
 from sagas.errors import DefinitionError, FenceLost, InvalidInput, StoreError, StoreUnavailable
@@ -28,13 +27,14 @@ from sagas.lease import Lease, LeaseLapsed
 from sagas.limits import Limits
 from sagas.log import engine_log
 from sagas.signals import draining_on_signals
+from sagas.texts import check_text
 from sagas_store import MongoStore
-from sagas_store.inputs import check_flag, check_kind, kind_of
+from sagas_store.inputs import check_flag, check_kind, check_several, given_or
 from sagas_store.numbers import NONE, DurationField, check_count
 from sagas_store.records import RunRecord
 from sagas_store.tenants import TenantDatabases
 
-__all__ = ["WORKER_NAME_MAX", "Worker", "WorkerOptions", "checked_options", "served", "where", "worker_name"]
+__all__ = ["WORKER_NAME_MAX", "Worker", "WorkerOptions", "served", "where", "worker_name"]
 
 WORKER_NAME_MAX: Final = 256
 """Characters: the name stands in every entry that the worker writes."""
@@ -111,13 +111,12 @@ class Worker:
         `resources` is what steps get as `step.resources`. `name` is how the worker appears on runs and in journals;
         by default host, process id and a few random digits. Raises InvalidInput, DefinitionError.
         """
-        if not isinstance(store, MongoStore):
-            tenants = isinstance(store, TenantDatabases)
-            fix = "TenantWorker(databases, sagas)" if tenants else "Worker(MongoStore(database), sagas)"
-            raise InvalidInput("store", f"must be a MongoStore, not {kind_of(store)}: {fix}")
+        tenants = isinstance(store, TenantDatabases)
+        fix = "TenantWorker(databases, sagas)" if tenants else "Worker(MongoStore(database), sagas)"
+        check_kind("store", store, MongoStore, fix)
         self.name: Final = worker_name(name)
         """How it appears on runs and in journals."""
-        self.options: Final = checked_options(options)
+        self.options: Final = given_or("options", options, WorkerOptions)
         self._store = store
         self._monotonic = monotonic
         self._sagas = served(sagas, self.options.limits)
@@ -439,27 +438,17 @@ class Worker:
 
 def worker_name(given: str | None, *, most: int = WORKER_NAME_MAX) -> str:
     """The name given, or host, process id and a few random digits. Raises InvalidInput where it could not be stored."""
-    if given:
-        return check_text("name", given, most=most)
+    if given is not None:
+        return check_text("name", given, least=1, most=most)
     host = socket.gethostname().encode(errors="replace").decode()  # some systems let it be any bytes
     return f"{host}:{os.getpid()}:{new_token()[:6]}"
 
 
-def checked_options(options: object) -> WorkerOptions:
-    """The worker's options, or the defaults. Raises InvalidInput."""
-    if options is None:
-        return WorkerOptions()
-    return check_kind("options", options, WorkerOptions, "options=WorkerOptions(concurrency=64)")
-
-
 def served(sagas: Iterable[Saga[Any]], limits: Limits) -> dict[tuple[str, int], Saga[Any]]:
     """The sagas by name and version. Raises InvalidInput, DefinitionError: now, rather than at the first run."""
-    if not isinstance(sagas, Iterable):
-        raise InvalidInput("sagas", f"must be several Saga objects, a list for instance, not {kind_of(sagas)}: [saga]")
     by_version: dict[tuple[str, int], Saga[Any]] = {}
-    for saga in sagas:
-        if not isinstance(saga, Saga):
-            raise InvalidInput("sagas", f"must be Saga objects, not {kind_of(saga)}")
+    for saga in check_several("sagas", sagas, "Saga objects", "[saga]"):
+        check_kind("sagas", saga, Saga, "[saga]")
         if (saga.name, saga.version) in by_version:
             raise DefinitionError(saga.name, None, f"the worker was given version {saga.version} twice")
         _ = saga.fingerprint  # refuses a wrong definition

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from sagas.errors import InvalidInput
-from sagas_store.inputs import check_kind, kind_of
+from sagas_store.inputs import check_kind, check_several
 
 __all__ = ["KeyName", "KeyWrapper", "Wrapped", "checked_names"]
 
@@ -43,9 +42,8 @@ class Wrapped:
 def checked_names(key: str, older: Sequence[str]) -> tuple[str, ...]:
     """The names of a service's master keys, the newest first. Raises InvalidInput unless they are texts."""
     check_kind("key", key, str, "the name of a master key")
-    if isinstance(older, str) or not isinstance(older, Iterable):
-        raise InvalidInput("older", f"must be several names, a list for instance, not {kind_of(older)}: [name]")
-    return (key, *(check_kind("older", name, str, "the name of a master key") for name in older))
+    several = check_several("older", older, "names", "[name]")
+    return (key, *(check_kind("older", name, str, "the name of a master key") for name in several))
 
 
 class KeyWrapper(Protocol):

@@ -6,6 +6,7 @@ opened. Everything else in the store is written once, against PyMongo's asyncio 
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from datetime import UTC
@@ -26,12 +27,10 @@ from sagas_store.inputs import kind_of
 if TYPE_CHECKING:
     from motor.motor_asyncio import AsyncIOMotorDatabase
 
-__all__ = ["AnyDatabase", "AnySession", "Collection", "Document", "Driver", "check_client", "check_session"]
+__all__ = ["Collection", "Document", "Driver", "check_client", "check_session"]
 
 Document = dict[str, Any]
 Collection = AsyncCollection[Document]
-AnyDatabase = "AsyncDatabase[Any] | AsyncIOMotorDatabase[Any]"
-AnySession = "AsyncClientSession | AsyncIOMotorClientSession"
 
 _PLAIN: CodecOptions[Document] = CodecOptions(tz_aware=True, tzinfo=UTC)
 _DURABLE = WriteConcern("majority", j=True)
@@ -50,8 +49,7 @@ class Driver:
     """An application's database handle, whichever driver made it, with the concerns that the store insists on."""
 
     def __init__(self, database: AsyncDatabase[Any] | AsyncIOMotorDatabase[Any]) -> None:
-        kinds = {f"{kind.__module__}.{kind.__name__}" for kind in type(database).__mro__}
-        self.is_motor = "motor.motor_asyncio.AsyncIOMotorDatabase" in kinds  # by name: Motor need not be installed
+        self.is_motor = _is_motor(database, "AsyncIOMotorDatabase")
         if not self.is_motor and not isinstance(database, AsyncDatabase):
             raise InvalidInput(
                 "database",
@@ -79,6 +77,10 @@ class Driver:
         """How many operations may be under way at once so that none waits in the driver for a connection."""
         pool = self.database.client.options.pool_options.max_pool_size
         return max(1, int(min(pool or _POOL_UNLIMITED, _POOL_UNLIMITED)) - _KEPT_FREE)
+
+    def turns(self) -> asyncio.Semaphore:
+        """Turns for so many operations."""
+        return asyncio.Semaphore(self.operations_max)
 
     def unanswered(self) -> str:
         """Why no server answers, as far as the driver knows, and what to look at. Of the URI hosts alone are told."""
@@ -153,7 +155,7 @@ def check_session(session: object) -> None:
 
 
 def _is_motor(given: object, name: str) -> bool:
-    """Whether it is one of Motor's classes; Motor is not imported unless the application does."""
+    """Whether it is of this class of Motor's, by name: Motor need not be installed."""
     return any(kind.__name__ == name and kind.__module__.startswith("motor.") for kind in type(given).__mro__)
 
 

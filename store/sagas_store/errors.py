@@ -2,7 +2,7 @@
 
     SagaError                     the root of every error that is meant for a caller
     ├── InvalidInput              an argument or an option is wrong: the field and the fix are named
-    │   └── NoTenantDatabase      no database can be named after this tenant
+    │   └── NoTenantDatabase      no database can be named after this tenant: name it otherwise
     └── StoreError
         ├── StoreUnavailable      the server did not answer in time: try again later, nothing is known to have happened
         ├── FenceLost             somebody else drives the run now: stop at once, write nothing more
@@ -16,7 +16,6 @@
         ├── SchemaMismatch        the database does not hold what this version expects: apply the schema
         ├── IllegalTransition     a bug: the state table has no such move
         ├── NoConnection          the connection string or the database's name cannot be used: correct it
-        ├── NoTenantDatabase      no database can be named after this tenant: name it otherwise
         └── StoreRefused          the server refused for good (no permission, a validator): read the message
 
 No message carries a payload, and none carries a connection string.

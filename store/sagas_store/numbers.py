@@ -29,7 +29,7 @@ def check_count(field: str, value: object, *, least: int = 1, most: int = COUNT_
     if not isinstance(value, int) or isinstance(value, bool):
         raise InvalidInput(field, f"must be a whole number, not {kind_of(value)}")
     if value < least:
-        raise InvalidInput(field, f"must be at least {least}")
+        raise InvalidInput(field, f"must be at least {least:,}")
     if value > most:
         raise InvalidInput(field, f"must be at most {most:,}")
     return value

@@ -20,7 +20,7 @@ from sagas_store.drivers import Document, Driver
 from sagas_store.entries import Entry
 from sagas_store.errors import FenceLost, InvalidInput, StoreUnavailable
 from sagas_store.faults import Patience, is_worth_committing_again
-from sagas_store.inputs import check_kind, check_methods
+from sagas_store.inputs import check_kind, check_methods, given_or
 from sagas_store.interventions import Interventions
 from sagas_store.journal import JOURNAL_SPEC_NAME, Journal
 from sagas_store.keys import KEYS_SPEC_NAME, Keys
@@ -33,7 +33,7 @@ from sagas_store.watch import Hints
 if TYPE_CHECKING:
     from motor.motor_asyncio import AsyncIOMotorDatabase
 
-__all__ = ["PATIENCE", "REPLY", "BindsKeys", "MongoStore", "check_options"]
+__all__ = ["PATIENCE", "REPLY", "BindsKeys", "MongoStore"]
 
 PATIENCE: Final = timedelta(seconds=90)
 REPLY: Final = timedelta(seconds=10)
@@ -78,14 +78,13 @@ class MongoStore:
         once, where several stores share a client's connections; the default is what the client's pool has room for.
         Raises InvalidInput.
         """
-        check_options(batching, turns)
+        batching = given_or("batching", batching, Batching)
         check_kind("prefix", prefix, str, "'sagas.'")
         if keyring is not None:
             check_methods("keyring", keyring, ("bind",), "a sagas.Keyring")
         self._driver = Driver(database)
-        self._patience = Patience(
-            patience, reply, at_once=turns or self._driver.operations_max, unanswered=self._driver.unanswered
-        )
+        turns = given_or("turns", turns, asyncio.Semaphore, self._driver.turns)
+        self._patience = Patience(patience, reply, at_once=turns, unanswered=self._driver.unanswered)
         try:
             runs = self._driver.collection(prefix + RUNS_SPEC_NAME)
         except InvalidName as error:
@@ -172,11 +171,3 @@ class MongoStore:
                 return entry
 
         return await self._patience.transact(once)
-
-
-def check_options(batching: object, turns: object) -> None:
-    """Raise InvalidInput unless a store can be made with these."""
-    if batching is not None:
-        check_kind("batching", batching, Batching, "Batching(in_flight_max=2)")
-    if turns is not None:
-        check_kind("turns", turns, asyncio.Semaphore, "asyncio.Semaphore(96)")

@@ -20,8 +20,8 @@ from sagas_store.commit import Batching
 from sagas_store.drivers import Document, Driver, check_client
 from sagas_store.errors import InvalidInput, NoTenantDatabase
 from sagas_store.faults import Patience
-from sagas_store.inputs import kind_of
-from sagas_store.store import PATIENCE, REPLY, BindsKeys, MongoStore, check_options
+from sagas_store.inputs import given_or, kind_of
+from sagas_store.store import PATIENCE, REPLY, BindsKeys, MongoStore
 
 if TYPE_CHECKING:
     from motor.motor_asyncio import AsyncIOMotorClient
@@ -57,20 +57,19 @@ class TenantDatabases:
         has room for. Raises InvalidInput.
         """
         check_client(client)
-        check_options(batching, turns)
         if not isinstance(prefix, str) or not _PREFIX.fullmatch(prefix):
             raise InvalidInput("prefix", "must be a text of at most 62 letters, digits, '_' and '-', 'sagas_' say")
         if keyring_of is not None and not callable(keyring_of):
             raise InvalidInput("keyring_of", f"must be a function of the tenant's name, not {kind_of(keyring_of)}")
         driver = Driver(client["admin"])
-        turns = turns or asyncio.Semaphore(driver.operations_max)
+        turns = given_or("turns", turns, asyncio.Semaphore, driver.turns)
         self._client: Any = client
         self._prefix = prefix
         self._keyring_of = keyring_of
         self._options: dict[str, Any] = {
             "patience": patience,
             "reply": reply,
-            "batching": batching,
+            "batching": given_or("batching", batching, Batching),
             "turns": turns,
             "monotonic": monotonic,
         }

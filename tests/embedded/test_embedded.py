@@ -146,7 +146,7 @@ def test_three_nodes_elect_another_primary_when_theirs_is_killed(three_nodes: Em
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"nodes": 0}, "1 to 7"),
+        ({"nodes": 0}, "nodes: must be at least 1"),
         ({"nodes": 3, "ports": [20001]}, "one for each"),
         ({"nodes": 2, "ports": [20001, 20001]}, "all different"),
         ({"keep": True}, "needs a folder"),

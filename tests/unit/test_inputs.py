@@ -20,7 +20,6 @@ from pymongo import AsyncMongoClient
 
 from sagas import (
     Client,
-    DefinitionError,
     InvalidInput,
     KeyKeeper,
     Keyring,
@@ -40,11 +39,18 @@ from sagas import (
     Worker,
     WorkerOptions,
 )
+from sagas.worker import WORKER_NAME_MAX
 from sagas.wrapping import AwsKmsWrapper, VaultTransitWrapper, add_master_key
+from sagas_store.commit import Batching
+from sagas_store.embedded import EmbeddedMongo
+from sagas_store.numbers import COUNT_MAX, DURATION_MAX
+from sagas_store.tenants import TENANT_MAX
 
 SECRET = "hunter2"
 SECOND = timedelta(seconds=1)
 WRAPPER = LocalKeyWrapper({"m": bytes(32)})
+TENANTS_NAME = "w" * (WORKER_NAME_MAX - 1 - TENANT_MAX)
+"""The longest name of a worker of all tenants."""
 
 
 class Order(BaseModel):
@@ -99,11 +105,20 @@ WRONG: list[tuple[str, Make, str, str]] = [
     ("a database to a worker", lambda at: Worker(at.database, [cafe]), "store", "Worker(MongoStore(database), sagas)"),
     ("databases to a worker", lambda at: Worker(at.databases, [cafe]), "store", "TenantWorker("),  # type: ignore[arg-type]
     ("one saga", lambda at: Worker(at.store, cafe), "sagas", "not Saga: [saga]"),  # type: ignore[arg-type]
+    ("a text of sagas", lambda at: Worker(at.store, "cafe"), "sagas", "several Saga objects, a list for"),  # type: ignore[arg-type]
     ("the name of a saga", lambda at: Worker(at.store, ["cafe"]), "sagas", "not str"),  # type: ignore[list-item]
     ("no sagas", lambda at: Worker(at.store, iter(())), "sagas", "at least one"),  # type: ignore[arg-type]
     ("options in a dict", lambda at: Worker(at.store, [cafe], options={"lease": 3}), "options", "not dict"),  # type: ignore[arg-type]
     ("the class of the options", lambda at: Worker(at.store, [cafe], options=WorkerOptions), "options", "the class"),  # type: ignore[arg-type]
-    ("a name that is a number", lambda at: Worker(at.store, [cafe], name=7), "name", "not int"),  # type: ignore[arg-type]
+    ("a name that is a number", lambda at: Worker(at.store, [cafe], name=7), "name", "1 to 256 characters, not int"),  # type: ignore[arg-type]
+    ("a name of bytes", lambda at: Worker(at.store, [cafe], name=b"w"), "name", "not bytes"),  # type: ignore[arg-type]
+    ("a name of nothing", lambda at: Worker(at.store, [cafe], name=""), "name", "not 0 characters"),
+    ("a name that is zero", lambda at: Worker(at.store, [cafe], name=0), "name", "not int"),  # type: ignore[arg-type]
+    ("a name that is False", lambda at: Worker(at.store, [cafe], name=False), "name", "not bool"),  # type: ignore[arg-type]
+    ("a list for a name", lambda at: Worker(at.store, [cafe], name=[]), "name", "not list"),  # type: ignore[arg-type]
+    ("half a character", lambda at: Worker(at.store, [cafe], name="\ud800"), "name", "UTF-8 can write"),
+    ("a long name", lambda at: Worker(at.store, [cafe], name="w" * 257), "name", "not 257 characters"),
+    ("a name without room", lambda at: TenantWorker(at.databases, [cafe], name=TENANTS_NAME + "w"), "name", "1 to 215"),
     ("a store to a tenant worker", lambda at: TenantWorker(at.store, [cafe]), "databases", "Worker(store, sagas)"),  # type: ignore[arg-type]
     ("a client to a tenant worker", lambda at: TenantWorker(at.mongo, [cafe]), "databases", "not "),
     ("one saga for tenants", lambda at: TenantWorker(at.databases, cafe), "sagas", "not Saga"),  # type: ignore[arg-type]
@@ -111,6 +126,7 @@ WRONG: list[tuple[str, Make, str, str]] = [
     ("a look of nothing", lambda at: TenantWorker(at.databases, [cafe], look=0), "look", "above zero"),
     ("tenants' options", lambda at: TenantWorker(at.databases, [cafe], options=[]), "options", "not list"),  # type: ignore[arg-type]
     # stores
+    ("no database", lambda _: MongoStore(None), "database", "must be one of pymongo.AsyncMongoClient or of motor"),  # type: ignore[arg-type]
     ("a keyring that is a text", lambda at: MongoStore(at.database, keyring=SECRET), "keyring", "not str"),  # type: ignore[arg-type]
     ("the class of a keyring", lambda at: MongoStore(at.database, keyring=Keyring), "keyring", "the class"),  # type: ignore[arg-type]
     ("a prefix that is a number", lambda at: MongoStore(at.database, prefix=5), "prefix", "not int"),  # type: ignore[arg-type]
@@ -126,7 +142,17 @@ WRONG: list[tuple[str, Make, str, str]] = [
     ("a prefix of a database", lambda at: TenantDatabases(at.mongo, prefix="a.b"), "prefix", "letters"),
     ("databases' patience", lambda at: TenantDatabases(at.mongo, patience="5"), "patience", "not str"),  # type: ignore[arg-type]
     ("one keyring for all", lambda at: TenantDatabases(at.mongo, keyring_of=Keyring(WRAPPER)), "keyring_of", "Keyring"),  # type: ignore[arg-type]
+    ("no writes together", lambda _: Batching(count_max=0), "Batching.count_max", "must be at least 1"),
+    ("None together", lambda _: Batching(count_max=None), "Batching.count_max", "a whole number, not NoneType"),  # type: ignore[arg-type]
     # options, policies, limits
+    ("None for a concurrency", lambda _: WorkerOptions(concurrency=None), "WorkerOptions.concurrency", "not NoneType"),  # type: ignore[arg-type]
+    ("a concurrency of True", lambda _: WorkerOptions(concurrency=True), "WorkerOptions.concurrency", "not bool"),
+    ("no end of concurrency", lambda _: WorkerOptions(concurrency=2**63), "WorkerOptions.concurrency", "2,147,483,647"),
+    ("a share too big", lambda _: WorkerOptions(tenant_concurrency=2**31), "WorkerOptions.tenant_concurrency", "most"),
+    ("an endless lease", lambda _: WorkerOptions(lease=timedelta.max), "WorkerOptions.lease", "at most 315,360,000 s"),
+    ("more than a document", lambda _: Limits(context_bytes_max=2**24), "Limits.context_bytes_max", "most 15,728,640"),
+    ("tries without end", lambda _: RetryPolicy(max_attempts=10**5000), "RetryPolicy.max_attempts", "must be at most"),
+    ("one exception", lambda _: RetryPolicy(retry_on=TimeoutError), "RetryPolicy.retry_on", "of exception classes"),  # type: ignore[arg-type]
     ("a concurrency that is a text", lambda _: WorkerOptions(concurrency="3"), "WorkerOptions.concurrency", "not str"),  # type: ignore[arg-type]
     ("no concurrency", lambda _: WorkerOptions(concurrency=0), "WorkerOptions.concurrency", "at least 1"),
     ("a broken concurrency", lambda _: WorkerOptions(concurrency=2.5), "WorkerOptions.concurrency", "not float"),  # type: ignore[arg-type]
@@ -146,6 +172,7 @@ WRONG: list[tuple[str, Make, str, str]] = [
     ("a wait beyond all time", lambda _: RetryPolicy(max_wait=10**30), "RetryPolicy.max_wait", "can hold"),
     ("a jitter of seconds", lambda _: RetryPolicy(jitter=0.5), "RetryPolicy.jitter", "True or False, not float"),  # type: ignore[arg-type]
     # keys
+    ("no wrapper", lambda _: Keyring(None), "wrapper", "must be a KeyWrapper"),  # type: ignore[arg-type]
     ("a wrapper that is a text", lambda _: Keyring(SECRET), "wrapper", "a KeyWrapper, "),  # type: ignore[arg-type]
     ("the class of a wrapper", lambda _: Keyring(LocalKeyWrapper), "wrapper", "the class"),  # type: ignore[arg-type]
     ("an age that is a text", lambda _: Keyring(WRAPPER, max_age="5"), "Keyring.max_age", "not str"),  # type: ignore[arg-type]
@@ -160,6 +187,17 @@ WRONG: list[tuple[str, Make, str, str]] = [
     ("a name of a new key", lambda _: add_master_key("x", 5), "name", "letters"),  # type: ignore[arg-type]
     ("an ARN that is a number", lambda _: AwsKmsWrapper(None, 5), "key", "not int"),  # type: ignore[arg-type]
     ("one older key", lambda _: VaultTransitWrapper(None, "k", older="old"), "older", "[name]"),
+    # embedded servers
+    ("nodes in words", lambda _: EmbeddedMongo.start(nodes="3"), "nodes", "must be a whole number, not str"),  # type: ignore[arg-type]
+    ("too many nodes", lambda _: EmbeddedMongo.start(nodes=8), "nodes", "must be at most 7"),
+    ("one port", lambda _: EmbeddedMongo.start(ports=27017), "ports", "must be several ports, a list"),  # type: ignore[arg-type]
+    ("a port in words", lambda _: EmbeddedMongo.start(ports=["27017"]), "ports", "a whole number, not str"),  # type: ignore[list-item]
+    ("no such port", lambda _: EmbeddedMongo.start(ports=[65536]), "ports", "must be at most 65,535"),
+    ("to keep, in words", lambda _: EmbeddedMongo.start(keep="no"), "keep", "True or False, not str"),  # type: ignore[arg-type]
+    ("a cache in GiB", lambda _: EmbeddedMongo.start(cache_bytes=0.25), "cache_bytes", "a whole number, not float"),  # type: ignore[arg-type]
+    ("a small cache", lambda _: EmbeddedMongo.start(cache_bytes=2**20), "cache_bytes", "must be at least 268,435,456"),
+    ("time in words", lambda _: EmbeddedMongo.start(timeout="60"), "timeout", "a timedelta, or seconds, not str"),  # type: ignore[arg-type]
+    ("no time", lambda _: EmbeddedMongo.start(timeout=0), "timeout", "must be above zero"),
     # starts
     ("a delay that is a text", lambda _: Start(Order(), delay="5"), "delay", "not str"),  # type: ignore[arg-type]
     ("a negative delay", lambda _: Start(Order(), delay=-1), "delay", "not be negative"),
@@ -181,16 +219,14 @@ async def test_what_is_wrong_is_refused_where_it_is_given(here: Here, make: Make
     assert SECRET not in str(refused.value)
 
 
+@pytest.mark.parametrize("kind", [SagaError, ValueError, TypeError])
+def test_a_wrong_argument_is_caught_by_our_name_and_by_pythons(kind: type[Exception]) -> None:
+    assert issubclass(InvalidInput, kind)
+
+
 def test_an_argument_that_is_wrong_is_neither_a_refused_start_nor_the_databases_fault() -> None:
     assert InvalidInput.__base__ is SagaError
     assert not issubclass(InvalidInput, StartRefused | StoreError)
-
-
-@pytest.mark.parametrize("flag", ["no_compensation", "transactional"])
-def test_a_flag_of_a_step_is_true_or_false(flag: str) -> None:
-    options: dict[str, Any] = {flag: "no"}
-    with pytest.raises(DefinitionError, match=f"step 'serve': {flag} must be True or False, not str"):
-        Saga("other", Order).step(**options)(serve.forward.function)
 
 
 # --- durations --------------------------------------------------------------------------------------------------------
@@ -233,5 +269,25 @@ async def test_what_may_be_nothing_and_what_is_least_is_taken(here: Here) -> Non
     RetryPolicy(initial_wait=0, max_wait=0, max_elapsed=0)
     Keyring(WRAPPER, pause=0)
     Start(Order(), delay=0, deadline=datetime(2030, 1, 1, tzinfo=UTC))
-    assert Worker(here.store, (saga for saga in [cafe]), name="").name != ""  # type: ignore[arg-type]
+    assert Worker(here.store, (saga for saga in [cafe])).name != ""  # type: ignore[arg-type]
     TenantDatabases(here.mongo, prefix="", turns=asyncio.Semaphore(3))
+
+
+def test_what_is_most_is_taken() -> None:
+    WorkerOptions(concurrency=COUNT_MAX, threads=COUNT_MAX, lease=DURATION_MAX, poll=DURATION_MAX)
+    RetryPolicy(initial_wait=timedelta.max, max_wait=timedelta.max, max_elapsed=timedelta.max)
+
+
+# --- names of workers -------------------------------------------------------------------------------------------------
+
+
+async def test_a_worker_without_a_name_gets_one_that_can_be_stored_whatever_its_host_is_called(
+    here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("socket.gethostname", lambda: "k\udcfchlschrank")
+    assert Worker(here.store, [cafe]).name.startswith("k?hlschrank:")
+
+
+async def test_the_name_of_a_worker_of_all_tenants_leaves_room_for_theirs(here: Here) -> None:
+    name = TenantWorker(here.databases, [cafe], name=TENANTS_NAME).name
+    assert Worker(here.store, [cafe], name=f"{name}/{'t' * TENANT_MAX}").name.startswith(name)

@@ -274,6 +274,7 @@ class Unwilling(Retryable):
         (float("-inf"), None),
         ([5], None),
         (object(), None),
+        (timedelta.max, DURATION_MAX),
         (float("inf"), DURATION_MAX),
         (1e15, DURATION_MAX),
         ("1e400", DURATION_MAX),

@@ -8,6 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
@@ -26,11 +27,17 @@ from sagas_store.embedded.replica_set import (
     wait_until_in_service,
 )
 from sagas_store.errors import InvalidInput
+from sagas_store.inputs import check_flag, check_several
+from sagas_store.numbers import check_count, check_duration
 
 NODES_MAX: Final = 7
 """A replica set has no more voting members than this."""
 
 _PORT_TRIES: Final = 5
+_PORT_MAX: Final = 65_535
+_CACHE_BYTES_MIN: Final = 2**28
+_CACHE_BYTES_MAX: Final = 10_000 * 2**30
+"""What mongod takes for its cache: a quarter of a GiB to 10,000 of them."""
 
 
 class EmbeddedMongo:
@@ -56,7 +63,7 @@ class EmbeddedMongo:
         ports: Sequence[int] = (),
         parameters: Mapping[str, str] | None = None,
         cache_bytes: int = 2**28,
-        timeout: float = 60.0,
+        timeout: timedelta | float = 60.0,
     ) -> Self:
         """Start a server; return it once it has a primary and every node is in service (0.5 s; three nodes 2.5 s).
 
@@ -66,18 +73,23 @@ class EmbeddedMongo:
         ports       one for each node. Empty: those of the last start in this folder if they are free, else any.
         parameters  of the server, e.g. {"enableTestCommands": "1"}.
         cache_bytes of each node; 256 MiB is the least MongoDB accepts.
-        timeout     in seconds, for the whole start.
+        timeout     for the whole start: a timedelta, or seconds.
 
         Raises InvalidInput, or EmbeddedError by its kind. Whatever was started is then ended, and a temporary folder
         deleted.
         """
-        if not 1 <= nodes <= NODES_MAX:
-            raise InvalidInput("nodes", f"must be 1 to {NODES_MAX}, as many as a replica set has that vote")
+        check_count("nodes", nodes, most=NODES_MAX)
+        ports = [
+            check_count("ports", port, most=_PORT_MAX) for port in check_several("ports", ports, "ports", "[27017]")
+        ]
+        check_flag("keep", keep)
+        check_count("cache_bytes", cache_bytes, least=_CACHE_BYTES_MIN, most=_CACHE_BYTES_MAX)
+        timeout_s = check_duration("timeout", timeout).total_seconds()
         if ports and not len(ports) == len(set(ports)) == nodes:
             raise InvalidInput("ports", f"give one for each of the {nodes} nodes, all different, or none")
         if keep and folder is None:
             raise InvalidInput("keep", "needs a folder: a temporary one is always deleted")
-        deadline = time.monotonic() + timeout
+        deadline = time.monotonic() + timeout_s
         binary = find_mongod()
         check_mongod(binary)
         given = None if folder is None else Path(folder).absolute()
@@ -89,7 +101,7 @@ class EmbeddedMongo:
             launch = _Launch(guard, binary, root, nodes, tuple(ports), dict(parameters or {}), cache_bytes, deadline)
             name, members = _bring_up(launch)
             form_replica_set(members, name=name, folder=root, deadline=deadline)
-            wait_until_in_service(members, deadline=deadline, timeout=timeout)
+            wait_until_in_service(members, deadline=deadline, timeout=timeout_s)
             remember(root, Hint(name, tuple(node.port for node in members)))
         except PyMongoError as error:
             guard.close()
