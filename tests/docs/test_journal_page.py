@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from docs.examples.order_fulfilment.saga import fulfil_order
+from sagas.cli.looking import _ENTRY_COLUMNS
 from sagas.decide import Action, Activity, BeginRollback, Hold, NoteRefusal, Perform, Settle, intent
 from sagas_store.entries import Cause, Kind
 from sagas_store.states import HELD, SETTLED
@@ -41,7 +42,9 @@ def test_everything_that_may_be_announced_is_explained() -> None:
 
 
 def test_the_example_shows_what_there_is() -> None:
-    lines = re.findall(r"^\d+ +[\d:.]+ +(\w+) .*? (\w+):(\w+)(?: |$)", PAGE, re.MULTILINE)
+    (header,) = re.findall(r"^seq .*$", PAGE, re.MULTILINE)
+    assert tuple(header.split()) == _ENTRY_COLUMNS
+    lines = re.findall(r"^\d+ +[\d-]+ [\d:.]+Z +(\w+) .*? (\w+):(\w+)(?: |$)", PAGE, re.MULTILINE)
     assert len(lines) == 7
     for kind, action, _ in lines:
         assert Kind(kind) is not Kind.UNKNOWN
