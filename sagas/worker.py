@@ -21,7 +21,7 @@ from typing import Any, Final
 from sagas.choosing import check_text
 from sagas.clock import Monotonic, monotonic, new_token
 from sagas.definition import Saga
-from sagas.errors import DefinitionError, FenceLost, InvalidInput, StoreError, StoreUnavailable
+from sagas.errors import DefinitionError, FenceLost, InvalidInput, StoreError, StoreRefused, StoreUnavailable
 from sagas.executor import Attempt, Executor, Parked
 from sagas.keyring import ClaimRound, refuse_unkeyed
 from sagas.lease import Lease, LeaseLapsed
@@ -260,6 +260,7 @@ class Worker:
             limit=room,
             per_tenant=self.options.tenant_concurrency,
             running=self._running_of_tenants(),
+            refused=self._warn_of_refused,
         )
         leases = {run.run_id: self._lease_of(run, asked_at) for run in runs}
         for run in runs:
@@ -277,6 +278,9 @@ class Worker:
             lease = leases[run.run_id]
             self._start(executor.attempt(run, journals.get(run.run_id, []), lease, together))
         return len(runs)
+
+    def _warn_of_refused(self, error: StoreRefused) -> None:
+        self._log.warning("run cannot be claimed, leaving it out for a minute", error=str(error))
 
     @property
     def _attempts_of_limited_tenants(self) -> bool:

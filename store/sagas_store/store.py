@@ -91,7 +91,7 @@ class MongoStore:
         except InvalidName as error:
             raise InvalidInput("prefix", f"no collection can be named so: {error}") from None
         self.runs = Runs(runs, self._patience, batching)
-        self.claims = Claims(runs, self._patience)
+        self.claims = Claims(runs, self._patience, monotonic)
         self.journal = Journal(self._driver.collection(prefix + JOURNAL_SPEC_NAME), self._patience, batching)
         self.keys = Keys(self._driver, self._driver.collection(prefix + KEYS_SPEC_NAME), self._patience)
         self.schema = Schema(self._driver, prefix, self._patience)

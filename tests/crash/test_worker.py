@@ -646,6 +646,26 @@ async def test_a_worker_may_be_named_by_any_text(store: MongoStore) -> None:
         assert (await run.info()).worker == "$state"
 
 
+async def test_a_damaged_run_that_is_due_first_keeps_a_worker_with_one_place_from_none_and_is_told_of_once(
+    store: MongoStore, database: Any
+) -> None:
+    gate = Gate()
+    gate.opened.set()
+    saga = waits("waits", gate)
+    async with Client(store) as client:
+        damaged, *others = await client.start_many(saga, [Start(Order()) for _ in range(3)])
+        await lapse(database, damaged.run_id)
+        change = {"q": {"_id": damaged.run_id}, "u": {"$set": {"phase": "halfway"}}}
+        await database.command("update", "sagas.runs", updates=[change], bypassDocumentValidation=True)
+        with structlog.testing.capture_logs() as lines:
+            async with working(store, saga, concurrency=1, poll=timedelta(milliseconds=20)):
+                for run in others:
+                    await run.result(20)
+    (told,) = [line for line in lines if line["log_level"] == "warning"]
+    assert told["event"] == "run cannot be claimed, leaving it out for a minute"
+    assert damaged.run_id in told["error"]
+
+
 async def test_claimed_runs_whose_journals_cannot_be_read_are_let_go_all_at_once(
     store: MongoStore, database: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
