@@ -29,6 +29,7 @@ from sagas.limits import Limits
 from sagas.log import engine_log
 from sagas.signals import draining_on_signals
 from sagas_store import MongoStore
+from sagas_store.entries import Entry
 from sagas_store.inputs import check_flag, check_kind, kind_of
 from sagas_store.numbers import NONE, DurationField, check_count
 from sagas_store.records import RunRecord
@@ -266,17 +267,24 @@ class Worker:
         for run in runs:
             if run.claim is not None:
                 self._store.clock.observe(run.claim.at)
-        again = [run.run_id for run in runs if run.attempts > 1]  # a first attempt has no journal to read
-        try:
-            journals = await self._store.journal.load_many(again) if again else {}
-        except StoreError:
-            # Nobody would drive them until then. All in one: each has the whole of the store's patience.
-            await asyncio.gather(*(self._end_lease(run) for run in runs))
-            raise
         together = ClaimRound()
+
+        def start(run: RunRecord, journal: list[Entry]) -> None:
+            self._start(executor.attempt(run, journal, leases[run.run_id], together))
+
+        again = [run for run in runs if run.attempts > 1]
         for run in runs:
-            lease = leases[run.run_id]
-            self._start(executor.attempt(run, journals.get(run.run_id, []), lease, together))
+            if run.attempts <= 1:  # it has no journal, so it waits for none
+                start(run, [])
+        try:
+            journals = await self._store.journal.load_many([run.run_id for run in again]) if again else {}
+        except StoreError:
+            # Nobody would drive them until their leases lapse, which would look as if a worker had died with each. All
+            # at once: each has the whole of the store's patience.
+            await asyncio.gather(*map(self._give_back, again))
+            raise
+        for run in again:
+            start(run, journals.get(run.run_id, []))
         return len(runs)
 
     def _warn_of_refused(self, error: StoreRefused) -> None:
@@ -352,6 +360,10 @@ class Worker:
         """A renewal may have got through after the attempt gave up: then nobody would drive the run for a lease."""
         with contextlib.suppress(StoreError):  # somebody else has it, or it lapses by itself
             await self._store.runs.end_lease(run)
+
+    async def _give_back(self, run: RunRecord) -> None:
+        with contextlib.suppress(StoreError):  # somebody else has it, or its lease lapses
+            await self._store.runs.give_back(run)
 
     # ---------------------------------------------------------------- leases
 

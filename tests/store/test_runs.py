@@ -66,6 +66,7 @@ VERBS: dict[str, Verb] = {
     "pass the gate": lambda runs, run: runs.pass_gate(run),
     "show rolling back": lambda runs, run: runs.show_rolling_back(run),
     "park": lambda runs, run: runs.park(run, wait=timedelta(seconds=30)),
+    "give back": lambda runs, run: runs.give_back(run),
     "settle": lambda runs, run: runs.settle(run, State.COMPLETED),
     "hold": lambda runs, run: runs.hold(run, State.BROKEN, "the reason"),
 }
@@ -741,6 +742,7 @@ OPERATION = {
     "pass the gate": "pass the gate",
     "show rolling back": "show rolling back",
     "park": "move to pending",
+    "give back": "move to pending",
     "settle": "move to completed",
     "hold": "move to broken",
 }
@@ -752,7 +754,24 @@ async def test_a_lost_reply_is_no_lost_fence(store: MongoStore, database: Any, v
     forgetful = ForgetfulNetwork(OPERATION[verb])
     await VERBS[verb](forgetful.runs(store), run)
     assert not forgetful.to_lose
-    assert (await stored(database, run.run_id))["attempts"] == 1
+    assert (await stored(database, run.run_id))["attempts"] == (0 if verb == "give back" else 1)
+
+
+async def test_a_run_that_is_given_back_was_not_attempted_unless_the_lease_before_had_lapsed(
+    store: MongoStore, database: Any
+) -> None:
+    parked, lapsed = [await started_and_claimed(store) for _ in range(2)]
+    await store.runs.park(parked, wait=timedelta(0))
+    await lapse(database)
+    blocked = {"count": 1, "since": EPOCH, "failure": "KeyLost", "why": "gone"}
+    await database["sagas.runs"].update_many({}, {"$set": {"blocked": blocked}})
+    for run in await claim(store, token="token-2", limit=2):
+        assert run.attempts == 2
+        await store.runs.give_back(run)
+    for run, attempts in ((parked, 1), (lapsed, 2)):
+        back = await stored(database, run.run_id)
+        assert (back["state"], back["attempts"], back["blocked"]["why"]) == ("pending", attempts, "gone")
+    assert {run.run_id for run in await claim(store, token="token-3", limit=2)} == {parked.run_id, lapsed.run_id}
 
 
 @every_verb
@@ -761,7 +780,7 @@ async def test_who_has_let_go_of_a_run_moves_it_no_more(store: MongoStore, datab
     run = await started_and_claimed(store)
     await VERBS[gone](store.runs, run)
     before = await stored(database, run.run_id)
-    if verb == gone:
+    if OPERATION[verb] == OPERATION[gone]:
         await VERBS[verb](store.runs, run)  # its own work, recognised
     else:
         with pytest.raises(FenceLost):
