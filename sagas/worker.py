@@ -42,6 +42,9 @@ WORKER_NAME_MAX: Final = 256
 _RENEWALS_PER_LEASE: Final = 6
 _AGAIN_S: Final = 1.0
 """How soon what failed is begun again: a renewal, or a helper of the worker's."""
+_TRIES_PER_RENEWAL: Final = 4
+"""Or sooner, where renewals are close together. The last that fails may be sent two thirds through a lease and wait a
+sixth of it for its reply; the next has to be answered before nine tenths are over, when attempts give up."""
 _LOOKS_PER_LEASE: Final = 20
 _GATHER: Final = timedelta(milliseconds=20)
 """The longest pause after a claim that took all that was due; a change stream ends it earlier. What becomes due in the
@@ -368,12 +371,12 @@ class Worker:
     # ---------------------------------------------------------------- leases
 
     async def _keep_leases(self) -> None:
-        """Renew every lease in one trip, six times a lease; soon again while renewals fail."""
+        """Renew every lease in one trip, six times a lease; soon again where that failed."""
         interval_s = self.options.lease.total_seconds() / _RENEWALS_PER_LEASE
         pause_s = interval_s
         while True:
             await asyncio.sleep(pause_s)
-            pause_s = interval_s if await self._renew() else min(_AGAIN_S, interval_s)
+            pause_s = interval_s if await self._renew() else min(_AGAIN_S, interval_s / _TRIES_PER_RENEWAL)
 
     async def _renew(self) -> bool:
         """Renew what is held now; whether that got through."""

@@ -49,6 +49,10 @@ __all__ = ["PAGE_ORDER", "RUNS_SPEC_NAME", "Runs", "from_now", "page_filter", "w
 RUNS_SPEC_NAME: Final = "runs"
 _COUNTED_TOGETHER: Final = 2_000
 _NO_INPUT: Final = {"input": 0}
+_RENEWALS_IN_A_LEASE: Final = 6
+"""For how many renewals of which nothing is heard a lease has time."""
+_RENEWAL_LEAST_S: Final = 0.5
+"""However short the lease: an ordinary write to a majority's disks may take so long when the server is busy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,8 +155,9 @@ class Runs:
     async def renew(self, held: dict[str, str], *, lease: timedelta) -> Renewal:
         """Push the end of every lease in `held` (run id -> token) to server time + `lease`, in one trip.
 
-        Tells in the same trip which runs are no longer held under their token, and which have a stop recorded. Not
-        repeated for longer than one reply may take: by then other runs are held, and some of these no longer driven.
+        Tells in the same trip which runs are no longer held under their token, and which have a stop recorded. Given up
+        after a sixth of the lease, or after one reply's time: it is to be asked anew while the lease holds, and by then
+        other runs are held, and some of these no longer driven.
         """
         if not held:
             return Renewal(frozenset(), frozenset())
@@ -171,8 +176,10 @@ class Runs:
         async def find_stopped() -> list[Document]:
             return await self._collection.find({**mine, "stop": {"$exists": True}}, {"_id": 1}).to_list(None)
 
+        within_s = min(self._patience.reply_s, max(lease.total_seconds() / _RENEWALS_IN_A_LEASE, _RENEWAL_LEAST_S))
         renewed, stopped = await asyncio.gather(
-            self._patience.call("renew", push, brief=True), self._patience.call("read stops", find_stopped, brief=True)
+            self._patience.call("renew", push, within_s=within_s),
+            self._patience.call("read stops", find_stopped, within_s=within_s),
         )
         ids = frozenset(found["_id"] for found in stopped)
         if renewed == len(held):
@@ -181,7 +188,7 @@ class Runs:
         async def read() -> list[Document]:
             return await self._collection.find(mine, {"_id": 1}).to_list(None)
 
-        kept = {found["_id"] for found in await self._patience.call("read renewed", read, brief=True)}
+        kept = {found["_id"] for found in await self._patience.call("read renewed", read, within_s=within_s)}
         return Renewal(frozenset(held) - kept, ids)
 
     async def pass_gate(self, run: RunRecord) -> None:
