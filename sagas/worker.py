@@ -20,7 +20,7 @@ from typing import Any, Final
 
 from sagas.clock import Monotonic, monotonic, new_token
 from sagas.definition import Saga
-from sagas.errors import DefinitionError, FenceLost, InvalidInput, StoreError, StoreUnavailable
+from sagas.errors import DefinitionError, FenceLost, InvalidInput, StoreError, StoreRefused, StoreUnavailable
 from sagas.executor import Attempt, Executor, Parked
 from sagas.keyring import ClaimRound, refuse_unkeyed
 from sagas.lease import Lease, LeaseLapsed
@@ -29,6 +29,7 @@ from sagas.log import engine_log
 from sagas.signals import draining_on_signals
 from sagas.texts import check_text
 from sagas_store import MongoStore
+from sagas_store.entries import Entry
 from sagas_store.inputs import check_flag, check_kind, check_several, given_or
 from sagas_store.numbers import NONE, DurationField, check_count
 from sagas_store.records import RunRecord
@@ -41,6 +42,9 @@ WORKER_NAME_MAX: Final = 256
 _RENEWALS_PER_LEASE: Final = 6
 _AGAIN_S: Final = 1.0
 """How soon what failed is begun again: a renewal, or a helper of the worker's."""
+_TRIES_PER_RENEWAL: Final = 4
+"""Or sooner, where renewals are close together. The last that fails may be sent two thirds through a lease and wait a
+sixth of it for its reply; the next has to be answered before nine tenths are over, when attempts give up."""
 _LOOKS_PER_LEASE: Final = 20
 _GATHER: Final = timedelta(milliseconds=20)
 """The longest pause after a claim that took all that was due; a change stream ends it earlier. What becomes due in the
@@ -259,23 +263,34 @@ class Worker:
             limit=room,
             per_tenant=self.options.tenant_concurrency,
             running=self._running_of_tenants(),
+            refused=self._warn_of_refused,
         )
         leases = {run.run_id: self._lease_of(run, asked_at) for run in runs}
         for run in runs:
             if run.claim is not None:
                 self._store.clock.observe(run.claim.at)
-        again = [run.run_id for run in runs if run.attempts > 1]  # a first attempt has no journal to read
-        try:
-            journals = await self._store.journal.load_many(again) if again else {}
-        except StoreError:
-            # Nobody would drive them until then. All in one: each has the whole of the store's patience.
-            await asyncio.gather(*(self._end_lease(run) for run in runs))
-            raise
         together = ClaimRound()
+
+        def start(run: RunRecord, journal: list[Entry]) -> None:
+            self._start(executor.attempt(run, journal, leases[run.run_id], together))
+
+        again = [run for run in runs if run.attempts > 1]
         for run in runs:
-            lease = leases[run.run_id]
-            self._start(executor.attempt(run, journals.get(run.run_id, []), lease, together))
+            if run.attempts <= 1:  # it has no journal, so it waits for none
+                start(run, [])
+        try:
+            journals = await self._store.journal.load_many([run.run_id for run in again]) if again else {}
+        except StoreError:
+            # Nobody would drive them until their leases lapse, which would look as if a worker had died with each. All
+            # at once: each has the whole of the store's patience.
+            await asyncio.gather(*map(self._give_back, again))
+            raise
+        for run in again:
+            start(run, journals.get(run.run_id, []))
         return len(runs)
+
+    def _warn_of_refused(self, error: StoreRefused) -> None:
+        self._log.warning("run cannot be claimed, leaving it out for a minute", error=str(error))
 
     @property
     def _attempts_of_limited_tenants(self) -> bool:
@@ -348,15 +363,19 @@ class Worker:
         with contextlib.suppress(StoreError):  # somebody else has it, or it lapses by itself
             await self._store.runs.end_lease(run)
 
+    async def _give_back(self, run: RunRecord) -> None:
+        with contextlib.suppress(StoreError):  # somebody else has it, or its lease lapses
+            await self._store.runs.give_back(run)
+
     # ---------------------------------------------------------------- leases
 
     async def _keep_leases(self) -> None:
-        """Renew every lease in one trip, six times a lease; soon again while renewals fail."""
+        """Renew every lease in one trip, six times a lease; soon again where that failed."""
         interval_s = self.options.lease.total_seconds() / _RENEWALS_PER_LEASE
         pause_s = interval_s
         while True:
             await asyncio.sleep(pause_s)
-            pause_s = interval_s if await self._renew() else min(_AGAIN_S, interval_s)
+            pause_s = interval_s if await self._renew() else min(_AGAIN_S, interval_s / _TRIES_PER_RENEWAL)
 
     async def _renew(self) -> bool:
         """Renew what is held now; whether that got through."""

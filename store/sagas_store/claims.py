@@ -9,15 +9,17 @@ from __future__ import annotations
 import asyncio
 import functools
 from collections import Counter
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Final
 
-from sagas_store.clock import monotonic
+from pymongo import errors
+
+from sagas_store.clock import Monotonic, monotonic
 from sagas_store.drivers import Collection, Document
 from sagas_store.errors import StoreError, StoreRefused
-from sagas_store.faults import Patience
+from sagas_store.faults import Patience, describe, is_transient
 from sagas_store.records import RunRecord, readable_part
 from sagas_store.runs import from_now
 from sagas_store.states import State, origins_of
@@ -36,6 +38,10 @@ _RESUMED_MAX: Final = 16
 """How many looks for due runs in a row may go on where the one before ended; then one begins at the start again."""
 _RESUMED_MAX_S: Final = 1.0
 """And for how long, in seconds."""
+_REFUSED_S: Final = 60.0
+"""For how long claims leave out a run whose document the server lets nobody write to."""
+_REFUSED_MAX: Final = 256
+"""How many such runs are left out. Where there are more, it is not the runs: claims fail, and say why."""
 
 
 class _Room:
@@ -95,9 +101,12 @@ class _Scan:
 class Claims:
     """What makes due runs a worker's."""
 
-    def __init__(self, collection: Collection, patience: Patience) -> None:
+    def __init__(self, collection: Collection, patience: Patience, clock: Monotonic = monotonic) -> None:
         self._collection = collection
         self._patience = patience
+        self._monotonic = clock
+        self._refused: dict[str, float] = {}
+        """Runs that are left out, damaged as they are, and until when."""
         self._scans: dict[tuple[tuple[str, int], ...], _Scan] = {}
         self._turn: str | None = None
         """The tenant whose turn it was last; see `_choose`."""
@@ -113,6 +122,7 @@ class Claims:
         limit: int,
         per_tenant: int | None = None,
         running: Mapping[str, int] | None = None,
+        refused: Callable[[StoreRefused], None] = lambda _: None,
     ) -> list[RunRecord]:
         """Take up to `limit` runs of the (saga, version) pairs that are due under one token.
 
@@ -122,6 +132,8 @@ class Claims:
         Two workers never hold one run: the stamp is one guarded update, and only what it stamped is read back. Losing
         candidates to another worker means looking for further ones, a few times. Leases end at server time + `lease`.
         While more is due than is taken, a run that has become due before those taken last may wait for a few claims.
+        A run whose document is damaged, so that its validator lets nobody write to it, keeps no other waiting:
+        `refused` is told of it, and it is left out for a minute.
         """
         claimed: list[RunRecord] = []
         if not definitions:
@@ -137,7 +149,7 @@ class Claims:
                 longest_due, in_turn = await self._look(definitions, wanted, since, room)
                 candidates = self._choose(wanted, longest_due, in_turn, room)
                 if candidates:
-                    claimed += await self._stamp(candidates, token, worker, lease)
+                    claimed += await self._stamp(candidates, token, worker, lease, refused)
             except StoreError:
                 if not claimed:
                     raise
@@ -160,7 +172,7 @@ class Claims:
     ) -> list[Document]:
         async def find() -> list[Document]:
             return await self._collection.find(
-                due_filter(definitions, since),
+                due_filter(definitions, since, self._left_out()),
                 {"due_at": 1, "tenant": 1},
                 sort=[("due_at", 1)],
                 limit=limit,
@@ -213,7 +225,7 @@ class Claims:
         def find(after: str | None, limit: int) -> Awaitable[list[Document]]:
             async def ask() -> list[Document]:
                 return await self._collection.find(
-                    turn_filter(definitions, after, passed_over),
+                    turn_filter(definitions, after, passed_over, self._left_out()),
                     {"tenant": 1},
                     sort=[("tenant", 1), ("due_at", 1)],
                     limit=limit,
@@ -234,57 +246,70 @@ class Claims:
             found += await find(None, limit - len(found))
         return found
 
-    async def _stamp(self, run_ids: list[str], token: str, worker: str, lease: timedelta) -> list[RunRecord]:
+    def _left_out(self) -> list[str]:
+        """Runs that were refused within the last minute."""
+        if self._refused:
+            now = self._monotonic()
+            self._refused = {run_id: until for run_id, until in self._refused.items() if now < until}
+        return list(self._refused)
+
+    async def _stamp(
+        self, run_ids: list[str], token: str, worker: str, lease: timedelta, refused: Callable[[StoreRefused], None]
+    ) -> list[RunRecord]:
         """Those of the runs that are ours now; one that this version cannot read, as far as it can.
 
-        Raises StoreRefused, which names a run, where nothing else was due.
+        Raises StoreRefused, which names a run, where none is ours and more are damaged than can be left out.
         """
-        ours = {"_id": {"$in": run_ids}, "claim.token": token}
+        stamp = [
+            {
+                "$set": {
+                    "state": State.RUNNING,
+                    "due_at": from_now(lease),
+                    "attempts": {"$add": ["$attempts", 1]},
+                    "claim": {
+                        "token": {"$literal": token},
+                        "worker": {"$literal": worker},
+                        "taken_from": "$state",
+                        "at": "$$NOW",
+                    },
+                }
+            }
+        ]
 
-        async def stamp(candidates: list[str]) -> int:
-            done = await self._collection.update_many(
-                {
-                    "_id": {"$in": candidates},
-                    "state": {"$in": _CLAIMABLE},
-                    # By the server's clock at the moment of writing: what another worker just leased is no longer due.
-                    "$expr": {"$lte": ["$due_at", "$$NOW"]},
-                },
-                [
-                    {
-                        "$set": {
-                            "state": State.RUNNING,
-                            "due_at": from_now(lease),
-                            "attempts": {"$add": ["$attempts", 1]},
-                            "claim": {
-                                "token": {"$literal": token},
-                                "worker": {"$literal": worker},
-                                "taken_from": "$state",
-                                "at": "$$NOW",
-                            },
-                        }
-                    }
-                ],
-            )
-            return done.matched_count
+        async def update(candidates: list[str]) -> str | None:
+            """What the server has against one of the documents. That we may not write at all is raised."""
+            due = {
+                "_id": {"$in": candidates},
+                "state": {"$in": _CLAIMABLE},
+                # By the server's clock at the moment of writing: what another worker just leased is no longer due.
+                "$expr": {"$lte": ["$due_at", "$$NOW"]},
+            }
+            try:
+                await self._collection.update_many(due, stamp)
+            except errors.WriteError as error:
+                if is_transient(error):
+                    raise
+                return describe(error)
+            return None
 
         # Repeated after a lost reply it matches nothing: what we stamped is no longer due. The token still finds it.
-        refused: StoreRefused | None = None
-        try:
-            await self._patience.call("claim", functools.partial(stamp, run_ids))
-        except StoreRefused:
-            # One of them is damaged, and its validator lets nobody write to it: the others wait for nothing.
-            for run_id in run_ids:
-                try:
-                    await self._patience.call(f"claim run {run_id}", functools.partial(stamp, [run_id]))
-                except StoreRefused as error:
-                    refused = error
+        over: StoreRefused | None = None
+        if await self._patience.call("claim", functools.partial(update, run_ids)) is not None:
+            for run_id in run_ids:  # one of them is damaged: the others do not wait for it
+                operation = f"claim run {run_id}"
+                why = await self._patience.call(operation, functools.partial(update, [run_id]))
+                if why is not None and len(self._refused) < _REFUSED_MAX:
+                    self._refused[run_id] = self._monotonic() + _REFUSED_S
+                    refused(StoreRefused(operation, why))
+                elif why is not None:
+                    over = StoreRefused(operation, why)
 
         async def read_back() -> list[Document]:
-            return await self._collection.find(ours).to_list(None)
+            return await self._collection.find({"_id": {"$in": run_ids}, "claim.token": token}).to_list(None)
 
         found = {one["_id"]: one for one in await self._patience.call("read claimed runs", read_back)}
-        if refused is not None and not found:
-            raise refused
+        if over is not None and not found:
+            raise over
         return [readable_part(found[run_id]) for run_id in run_ids if run_id in found]
 
     async def next_due_at(self, definitions: Sequence[tuple[str, int]]) -> datetime | None:
@@ -292,7 +317,11 @@ class Claims:
 
         async def find() -> list[Document]:
             return await self._collection.find(
-                next_due_filter(definitions), {"due_at": 1}, sort=[("due_at", 1)], limit=1, hint=CLAIM_INDEX
+                next_due_filter(definitions, self._left_out()),
+                {"due_at": 1},
+                sort=[("due_at", 1)],
+                limit=1,
+                hint=CLAIM_INDEX,
             ).to_list(None)
 
         found = await self._patience.call("find next due run", find)
@@ -302,10 +331,12 @@ class Claims:
 # ----------------------------------------------------------- the filters, named so that each plan can be explained
 
 
-def due_filter(definitions: Sequence[tuple[str, int]], since: datetime | None = None) -> Document:
+def due_filter(
+    definitions: Sequence[tuple[str, int]], since: datetime | None = None, left_out: Sequence[str] = ()
+) -> Document:
     """Runs of these definitions that are due by the server's clock. Held and settled runs have no `due_at`.
 
-    With `since`, only those that are due since then.
+    With `since`, only those that are due since then; without those of `left_out`.
     """
     # Either lets the planner use the partial index. `since` itself is included: runs may be due at the same moment.
     due_at: Document = {"$exists": True} if since is None else {"$gte": since}
@@ -316,14 +347,23 @@ def due_filter(definitions: Sequence[tuple[str, int]], since: datetime | None = 
                 "version": version,
                 "due_at": due_at,
                 "$expr": {"$lte": ["$due_at", "$$NOW"]},
+                **_but(left_out),
             }
             for saga, version in definitions
         ]
     }
 
 
-def turn_filter(definitions: Sequence[tuple[str, int]], after: str | None, passed_over: Sequence[str] = ()) -> Document:
-    """Due runs of these definitions: of all tenants and of none, or of those after a tenant in the order of names."""
+def turn_filter(
+    definitions: Sequence[tuple[str, int]],
+    after: str | None,
+    passed_over: Sequence[str] = (),
+    left_out: Sequence[str] = (),
+) -> Document:
+    """Due runs of these definitions: of all tenants and of none, or of those after a tenant in the order of names.
+
+    Without those of the tenants in `passed_over`, and without those of `left_out`.
+    """
     whose: Document = {}
     if after is not None:
         whose["$gt"] = after
@@ -337,12 +377,21 @@ def turn_filter(definitions: Sequence[tuple[str, int]], after: str | None, passe
                 **({"tenant": whose} if whose else {}),
                 "due_at": {"$exists": True},
                 "$expr": {"$lte": ["$due_at", "$$NOW"]},
+                **_but(left_out),
             }
             for saga, version in definitions
         ]
     }
 
 
-def next_due_filter(definitions: Sequence[tuple[str, int]]) -> Document:
-    """Runs of these definitions that any worker will ever claim."""
-    return {"$or": [{"saga": saga, "version": version, "due_at": {"$exists": True}} for saga, version in definitions]}
+def next_due_filter(definitions: Sequence[tuple[str, int]], left_out: Sequence[str] = ()) -> Document:
+    """Runs of these definitions that any worker will ever claim, without those of `left_out`."""
+    but = _but(left_out)
+    return {
+        "$or": [{"saga": saga, "version": version, "due_at": {"$exists": True}, **but} for saga, version in definitions]
+    }
+
+
+def _but(left_out: Sequence[str]) -> Document:
+    """In each branch, beside what its index is chosen for; nothing where nothing is left out, as nearly always."""
+    return {"_id": {"$nin": list(left_out)}} if left_out else {}

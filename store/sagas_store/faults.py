@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import math
 import sys
 from collections.abc import Awaitable, Callable
 from datetime import timedelta
@@ -45,6 +46,9 @@ _TRANSIENT_CODES: Final = frozenset(
 
 _LIMIT_MAX: Final = timedelta(milliseconds=COUNT_MAX)
 """The longest time limit that the server takes with an operation."""
+
+_REPLY_LEAST_S: Final = 0.001
+"""The server counts milliseconds, and the driver takes none at all for no limit."""
 
 _TRANSIENT_LABELS: Final = ("RetryableWriteError", "RetryableError", "TransientTransactionError")
 
@@ -139,17 +143,17 @@ class Patience:
         attempt: Callable[[], Awaitable[T]],
         *,
         passes: Callable[[BaseException], bool] = is_transient,
-        brief: bool = False,
+        within_s: float = math.inf,
     ) -> T:
         """Await `attempt()` until it gets through; `passes` tells the errors that are worth repeating it for.
 
-        It must be safe to repeat after it took effect. `brief` is for what is soon asked anew, with what is true by
-        then: patience with it ends where a reply would be late. Raises StoreUnavailable once patience is spent,
-        StoreRefused when the server refused for good. Duplicate keys and documents over the limit pass through
-        untouched: they are answers, and the caller knows what they mean.
+        It must be safe to repeat after it took effect. `within_s` is for what has less time than the whole patience:
+        its turn, its replies and its repeats together. Raises StoreUnavailable once patience is spent, StoreRefused
+        when the server refused for good. Duplicate keys and documents over the limit pass through untouched: they are
+        answers, and the caller knows what they mean.
         """
         begun = monotonic()
-        total_s = self.reply_s if brief else self.total_s
+        total_s = min(self.total_s, within_s)
         try:
             return await self.once(attempt, total_s)  # the ordinary case pays for no retry machinery
         except errors.PyMongoError as error:
@@ -163,29 +167,33 @@ class Patience:
         except errors.PyMongoError as error:
             raise self._named(operation, error) from None
 
-    async def once(self, attempt: Callable[[], Awaitable[T]], turn_within_s: float | None = None) -> T:
+    async def once(self, attempt: Callable[[], Awaitable[T]], within_s: float = math.inf) -> T:
         """Await `attempt()` once, for no longer than one reply is waited for. Driver errors pass through.
 
-        Its turn has to come within `turn_within_s` (default: the whole patience), else WaitQueueTimeoutError.
+        Its turn has to come within `within_s`, or the whole patience, else WaitQueueTimeoutError; its reply in what is
+        left then.
         """
+        left_s = min(self.total_s, within_s)
         if self._turn.locked():
+            begun = monotonic()
             try:
-                async with asyncio.timeout(self.total_s if turn_within_s is None else turn_within_s):
+                async with asyncio.timeout(left_s):
                     await self._turn.acquire()
             except TimeoutError:
                 raise errors.WaitQueueTimeoutError("too many operations are before this one") from None
+            left_s -= monotonic() - begun
         else:
             await self._turn.acquire()  # at once
         try:
-            return await self._in_turn(attempt)
+            return await self._in_turn(attempt, min(self.reply_s, left_s))
         finally:
             self._turn.release()
 
-    async def _in_turn(self, attempt: Callable[[], Awaitable[T]]) -> T:
+    async def _in_turn(self, attempt: Callable[[], Awaitable[T]], reply_s: float) -> T:
         asked = cancellations()
         # The driver's own deadline, sent to the server too: without it a silent network holds a reply for ever.
         try:
-            with pymongo.timeout(self.reply_s):
+            with pymongo.timeout(max(reply_s, _REPLY_LEAST_S)):
                 result = await attempt()
         except errors.PyMongoError:
             if cancellations() > asked:

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from pymongo import errors
 
+from sagas_store.clock import monotonic
 from sagas_store.commit import Alone
 from sagas_store.drivers import Collection, Document
 from sagas_store.errors import StoreError
@@ -46,13 +47,19 @@ async def insert_together(
 ) -> list[StoreError | Alone[None] | None]:
     """Make these documents durable and say what came of each: None where it is there, `error_of(place, what)` if not.
 
-    What one try as a batch has not settled, although the server answers, goes on by itself, with a patience of its
-    own: an open transaction may hold one key for a minute, and the server tries what comes after it in the batch no
-    sooner. Raises StoreUnavailable, StoreRefused: nothing is known of any then.
+    What one try as a batch has not settled goes on by itself, with what is left of the patience, whether the server
+    said that it took too long or nothing at all was heard: an open transaction may hold one key for a minute, and the
+    server tries what comes after it in the batch no sooner. One reply is waited for in any case, so that none fails for
+    its neighbour's sake: it may take so much longer than the patience. Raises StoreUnavailable, StoreRefused: nothing
+    is known of any then.
     """
+    begun = monotonic()
 
     async def alone(place: int) -> None:
-        (outcome,) = await patience.call(operation, InsertTogether(collection, [documents[place]], alone=True))
+        left_s = max(patience.total_s - (monotonic() - begun), patience.reply_s)
+        (outcome,) = await patience.call(
+            operation, InsertTogether(collection, [documents[place]], alone=True), within_s=left_s
+        )
         if outcome is not Inserted.YES:
             raise error_of(place, outcome)
 
@@ -93,7 +100,8 @@ class InsertTogether:
             elif open_:
                 await self._insert_many(open_)
         except (errors.ExecutionTimeout, errors.NetworkTimeout):
-            # The server took too long. What keeps it waiting may be one of these, and would the next time too.
+            # The server took too long, or is not heard of. What keeps it waiting may be one of these, and would the
+            # next time too.
             if self._alone:
                 raise
         return self._fates

@@ -2,7 +2,8 @@
 
 Every write by a run's holder carries the claim token in its filter, so a holder that lost its lease changes nothing and
 is told so by FenceLost. Every write that changes the state also names the states it may come from, derived from the
-state table. All of them are safe to repeat after a lost reply.
+state table. All of them are safe to repeat after a lost reply; only `end_lease`, which spends its token, says FenceLost
+then, although it has ended the lease.
 
 Longer than most modules: who asks a question of this collection finds it here and nowhere else, and a holder's writes
 are worded so that those of many runs can go together. What is asked about and answered with is in `records`.
@@ -48,6 +49,10 @@ __all__ = ["PAGE_ORDER", "RUNS_SPEC_NAME", "Runs", "from_now", "page_filter", "w
 RUNS_SPEC_NAME: Final = "runs"
 _COUNTED_TOGETHER: Final = 2_000
 _NO_INPUT: Final = {"input": 0}
+_RENEWALS_IN_A_LEASE: Final = 6
+"""For how many renewals of which nothing is heard a lease has time."""
+_RENEWAL_LEAST_S: Final = 0.5
+"""However short the lease: an ordinary write to a majority's disks may take so long when the server is busy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,8 +155,9 @@ class Runs:
     async def renew(self, held: dict[str, str], *, lease: timedelta) -> Renewal:
         """Push the end of every lease in `held` (run id -> token) to server time + `lease`, in one trip.
 
-        Tells in the same trip which runs are no longer held under their token, and which have a stop recorded. Not
-        repeated for longer than one reply may take: by then other runs are held, and some of these no longer driven.
+        Tells in the same trip which runs are no longer held under their token, and which have a stop recorded. Given up
+        after a sixth of the lease, or after one reply's time: it is to be asked anew while the lease holds, and by then
+        other runs are held, and some of these no longer driven.
         """
         if not held:
             return Renewal(frozenset(), frozenset())
@@ -170,8 +176,10 @@ class Runs:
         async def find_stopped() -> list[Document]:
             return await self._collection.find({**mine, "stop": {"$exists": True}}, {"_id": 1}).to_list(None)
 
+        within_s = min(self._patience.reply_s, max(lease.total_seconds() / _RENEWALS_IN_A_LEASE, _RENEWAL_LEAST_S))
         renewed, stopped = await asyncio.gather(
-            self._patience.call("renew", push, brief=True), self._patience.call("read stops", find_stopped, brief=True)
+            self._patience.call("renew", push, within_s=within_s),
+            self._patience.call("read stops", find_stopped, within_s=within_s),
         )
         ids = frozenset(found["_id"] for found in stopped)
         if renewed == len(held):
@@ -180,7 +188,7 @@ class Runs:
         async def read() -> list[Document]:
             return await self._collection.find(mine, {"_id": 1}).to_list(None)
 
-        kept = {found["_id"] for found in await self._patience.call("read renewed", read, brief=True)}
+        kept = {found["_id"] for found in await self._patience.call("read renewed", read, within_s=within_s)}
         return Renewal(frozenset(held) - kept, ids)
 
     async def pass_gate(self, run: RunRecord) -> None:
@@ -195,7 +203,7 @@ class Runs:
         """Let any worker claim the run at once, as if its lease had lapsed: what was in hand is in doubt.
 
         The token is no longer good for anything, so a renewal that is still on its way does not lease the run again
-        when nobody drives it.
+        when nobody drives it. Raises FenceLost, also where an earlier try got through and its reply was lost.
         """
         spent = {"$concat": ["$claim.token", " (ended)"]}
         await self._as_holder(run, "end the lease", {"due_at": "$$NOW", "claim.token": spent})
@@ -252,17 +260,22 @@ class Runs:
         held = {"reason": {"$literal": reason}, "since": "$$NOW"}
         await self._let_go(run, state, {"held": held}, ("due_at",), reason, stop_known=stop_known)
 
+    async def give_back(self, run: RunRecord) -> None:
+        """Let any worker claim the run at once: this claim could not read what it needs, so it was no attempt at it.
+
+        As with `block` a stop recorded meanwhile does not matter. Whether the run is blocked stays as it was.
+        """
+        changes: Document = {"attempts": _NO_ATTEMPT, "blocked": "$blocked", "due_at": "$$NOW"}
+        await self._let_go(run, State.PENDING, changes, (), "no attempt", stop_known=True)
+
     async def block(self, run: RunRecord, blocked: Blocked, *, wait: timedelta, quarantine: str | None) -> None:
         """Give back a run whose payloads do not open: due at server time + `wait`, or quarantined, with the reason.
 
-        A claim that could not read the run was no attempt at it, so it is not counted as one; unless the lease of the
-        attempt before had lapsed, because the gap in the count is what tells the next attempt of it. A stop recorded
-        meanwhile does not matter: it waits for a claim that can read.
+        A claim that could not read the run was no attempt at it. A stop recorded meanwhile does not matter: it waits
+        for a claim that can read.
         """
         changes: Document = {
-            "attempts": {
-                "$cond": [{"$eq": ["$claim.taken_from", State.RUNNING]}, "$attempts", {"$subtract": ["$attempts", 1]}]
-            },
+            "attempts": _NO_ATTEMPT,
             "blocked": {
                 "count": blocked.count,
                 "since": {"$ifNull": ["$blocked.since", "$$NOW"]},
@@ -300,7 +313,7 @@ class Runs:
     ) -> None:
         """`detail` is what `changes` depend on beside the state; `plain` is the same without a pipeline."""
         check_move(State.RUNNING, state)
-        # Whoever lets go otherwise than by `block` could open the run.
+        # Whoever lets go otherwise than by `block` or `give_back` could open the run.
         pipeline: tuple[Document, ...] = ({"$set": {"state": state, "blocked": "$$REMOVE", **_OVERDUE, **changes}},)
         if removed:
             pipeline += ({"$unset": list(removed)},)
@@ -539,6 +552,12 @@ def with_key(key_id: str) -> Document:
 def from_now(wait: timedelta) -> Document:
     return {"$add": ["$$NOW", int(wait / timedelta(milliseconds=1))]}
 
+
+_NO_ATTEMPT: Final = {
+    "$cond": [{"$eq": ["$claim.taken_from", State.RUNNING]}, "$attempts", {"$subtract": ["$attempts", 1]}]
+}
+"""The count of attempts after a claim that was none. Where the lease of the attempt before had lapsed it stays, because
+the gap in the count is what tells the next attempt of that."""
 
 _OVERDUE: Final = {
     "overdue": {

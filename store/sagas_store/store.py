@@ -72,8 +72,9 @@ class MongoStore:
         With a `keyring` (sagas.Keyring) everything that clients, operators and workers store through it is sealed; the
         store itself opens nothing and carries it along, so that none of them can forget it. `prefix` begins the
         collections' names. `patience` bounds how long an operation that does not get through is repeated, `reply` how
-        long one answer of the server is waited for; each is a timedelta, or seconds. The default patience outlasts the
-        minute for which the server keeps a dead worker's open transaction, which blocks the next entry of that run.
+        long one answer of the server is waited for; each is a timedelta, or seconds. A write that went to the server
+        with others may take one `reply` longer than `patience`. The default patience outlasts the minute for which the
+        server keeps a dead worker's open transaction, which blocks the next entry of that run.
         `batching` bounds how many writes go to the server together. `turns` bounds how many operations are under way at
         once, where several stores share a client's connections; the default is what the client's pool has room for.
         Raises InvalidInput.
@@ -90,7 +91,7 @@ class MongoStore:
         except InvalidName as error:
             raise InvalidInput("prefix", f"no collection can be named so: {error}") from None
         self.runs = Runs(runs, self._patience, batching)
-        self.claims = Claims(runs, self._patience)
+        self.claims = Claims(runs, self._patience, monotonic)
         self.journal = Journal(self._driver.collection(prefix + JOURNAL_SPEC_NAME), self._patience, batching)
         self.keys = Keys(self._driver, self._driver.collection(prefix + KEYS_SPEC_NAME), self._patience)
         self.schema = Schema(self._driver, prefix, self._patience)

@@ -19,7 +19,7 @@ from sagas.executor import Attempt
 from sagas.identity import compensation_key, step_key
 from sagas_store import MongoStore
 from sagas_store.entries import Entry, Kind
-from sagas_store.errors import StoreError, StoreUnavailable
+from sagas_store.errors import StoreError, StoreRefused, StoreUnavailable
 from sagas_store.records import Renewal, RunRecord
 from sagas_store.states import State
 from tests.support.changing import replace
@@ -646,23 +646,78 @@ async def test_a_worker_may_be_named_by_any_text(store: MongoStore) -> None:
         assert (await run.info()).worker == "$state"
 
 
+async def test_a_damaged_run_that_is_due_first_keeps_a_worker_with_one_place_from_none_and_is_told_of_once(
+    store: MongoStore, database: Any
+) -> None:
+    gate = Gate()
+    gate.opened.set()
+    saga = waits("waits", gate)
+    async with Client(store) as client:
+        damaged, *others = await client.start_many(saga, [Start(Order()) for _ in range(3)])
+        await lapse(database, damaged.run_id)
+        change = {"q": {"_id": damaged.run_id}, "u": {"$set": {"phase": "halfway"}}}
+        await database.command("update", "sagas.runs", updates=[change], bypassDocumentValidation=True)
+        with structlog.testing.capture_logs() as lines:
+            async with working(store, saga, concurrency=1, poll=timedelta(milliseconds=20)):
+                for run in others:
+                    await run.result(20)
+    (told,) = [line for line in lines if line["log_level"] == "warning"]
+    assert told["event"] == "run cannot be claimed, leaving it out for a minute"
+    assert damaged.run_id in told["error"]
+
+
+async def test_while_journals_cannot_be_read_first_attempts_go_on_and_the_others_are_none(
+    store: MongoStore, database: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A role without the right to read the journal is no crash of a worker: no run is ever held as broken for it."""
+    gate = Gate()
+    gate.opened.set()
+    saga = waits("waits", gate)
+    load_many, rounds = store.journal.load_many, 0
+
+    async def refused(run_ids: list[str]) -> dict[str, list[Entry]]:
+        nonlocal rounds
+        rounds += 1
+        raise StoreRefused("read journals", "the test says so")
+
+    async with Client(store) as client:
+        again = await client.start(saga, Order())
+        await store.claims.take([("waits", 1)], token="a" * 32, worker="dead", lease=LONG, limit=1)
+        await lapse(database, again.run_id)
+        first = await client.start(saga, Order())
+        monkeypatch.setattr(store.journal, "load_many", refused)
+        async with working(store, saga, poll=timedelta(milliseconds=10)):
+            await first.result(20)
+
+            async def often() -> bool:
+                return rounds > 12
+
+            await eventually(often, what="the journal was asked for more than ten times")
+            assert (await run_of(store, again.run_id)).attempts <= 3
+            monkeypatch.setattr(store.journal, "load_many", load_many)
+            await again.result(20)
+    (over, *_) = await store.journal.load(again.run_id)
+    assert (over.kind, over.taken_from) == (Kind.TAKEN_OVER, State.PENDING)
+    assert (await run_of(store, first.run_id)).attempts == 1
+
+
 async def test_claimed_runs_whose_journals_cannot_be_read_are_let_go_all_at_once(
     store: MongoStore, database: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One after the other, each with the whole of the store's patience, they would keep a drain waiting for hours."""
-    ends, all_asked = 0, asyncio.Event()
-    end_lease = store.runs.end_lease
+    asked, all_asked = 0, asyncio.Event()
+    give_back = store.runs.give_back
 
     async def away(run_ids: list[str]) -> dict[str, list[Entry]]:
         raise StoreUnavailable("read journals", "the test says so")
 
-    async def end_with_all_others(run: RunRecord) -> None:
-        nonlocal ends
-        ends += 1
-        if ends == 5:
+    async def give_back_with_all_others(run: RunRecord) -> None:
+        nonlocal asked
+        asked += 1
+        if asked == 5:
             all_asked.set()
         await all_asked.wait()
-        await end_lease(run)
+        await give_back(run)
 
     saga = waits("waits", Gate())
     async with Client(store) as client:
@@ -670,14 +725,13 @@ async def test_claimed_runs_whose_journals_cannot_be_read_are_let_go_all_at_once
         await store.claims.take([("waits", 1)], token="a" * 32, worker="dead", lease=LONG, limit=5)
         await lapse(database, *(run.run_id for run in runs))
         monkeypatch.setattr(store.journal, "load_many", away)
-        monkeypatch.setattr(store.runs, "end_lease", end_with_all_others)
+        monkeypatch.setattr(store.runs, "give_back", give_back_with_all_others)
         async with working(store, saga, poll=LONG) as (worker, task):
             await asyncio.wait_for(all_asked.wait(), 20)
             worker.stop()
             await asyncio.wait_for(task, 20)
         for record in (await store.runs.get_many([run.run_id for run in runs])).values():
-            assert record.due_at is not None
-            assert record.due_at <= store.clock.now() + timedelta(milliseconds=5)
+            assert_handed_back(record, store.clock.now())
 
 
 # ------------------------------------------------------------------------------------ draining

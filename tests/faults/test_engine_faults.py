@@ -11,6 +11,7 @@ what is hit is known exactly, and the server's own count of it is compared.
 from __future__ import annotations
 
 import asyncio
+import math
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -218,7 +219,7 @@ class Fault(Patience):
         attempt: Callable[[], Awaitable[T]],
         *,
         passes: Callable[[BaseException], bool] = is_transient,
-        brief: bool = False,
+        within_s: float = math.inf,
     ) -> T:
         question = self.combination.question
         if operation == question.operation:
@@ -226,8 +227,8 @@ class Fault(Patience):
             self.asked += not (isinstance(attempt, InsertTogether) and attempt._alone)
             if self.asked == question.nth:
                 async with self.trouble():
-                    return await super().call(operation, attempt, passes=passes, brief=brief)
-        return await super().call(operation, attempt, passes=passes, brief=brief)
+                    return await super().call(operation, attempt, passes=passes, within_s=within_s)
+        return await super().call(operation, attempt, passes=passes, within_s=within_s)
 
     async def transact(self, transaction: Callable[[], Awaitable[T]]) -> T:
         self.asked += self.combination.question.operation == "transaction"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from datetime import datetime, timedelta
@@ -173,7 +174,7 @@ class ForgetfulNetwork(Patience):
         attempt: Callable[[], Awaitable[T]],
         *,
         passes: Callable[[BaseException], bool] = is_transient,
-        brief: bool = False,
+        within_s: float = math.inf,
     ) -> T:
         async def lossy() -> T:
             answer = await attempt()
@@ -182,7 +183,7 @@ class ForgetfulNetwork(Patience):
                 raise AutoReconnect("the reply is lost")
             return answer
 
-        return await super().call(operation, lossy, passes=passes, brief=brief)
+        return await super().call(operation, lossy, passes=passes, within_s=within_s)
 
     def runs(self, store: MongoStore) -> Runs:
         """The store's runs, reached over this network."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -11,10 +12,12 @@ from typing import Any
 
 import pytest
 
+import sagas_store.inserts
 from sagas_store import MongoStore
 from sagas_store.commit import Batching
 from sagas_store.errors import FenceLost, RecordTooLarge, RunExists, StopFirst, StoreRefused, StoreUnavailable
-from sagas_store.faults import Patience
+from sagas_store.faults import Patience, is_transient
+from sagas_store.inserts import InsertTogether
 from sagas_store.journal import Journal
 from sagas_store.records import RunRecord
 from sagas_store.runs import Runs
@@ -53,6 +56,43 @@ async def watched(store: MongoStore, database: Any, driver: str, mongo_uri: str)
         watched._ready = True
         await watched.ready()
         yield Watched(watched, commands, database)
+
+
+class Unsettled(Patience):
+    """A try as a batch takes so long, and settles nothing."""
+
+    def __init__(self, took_s: float) -> None:
+        super().__init__(timedelta(seconds=90), timedelta(seconds=10))
+        self.took_s = took_s
+        self.now = 0.0
+        self.left: list[float] = []
+        """How long each has when it goes on by itself."""
+
+    async def call(
+        self,
+        operation: str,
+        attempt: Callable[[], Awaitable[Any]],
+        *,
+        passes: Callable[[BaseException], bool] = is_transient,
+        within_s: float = math.inf,
+    ) -> Any:
+        assert isinstance(attempt, InsertTogether)
+        if not attempt._alone:
+            self.now += self.took_s
+            return attempt._fates
+        self.left.append(within_s)
+        return await super().call(operation, attempt, passes=passes, within_s=within_s)
+
+
+@pytest.mark.parametrize(("took_s", "left_s"), [(10, 80), (85, 10), (90, 10)])
+async def test_what_a_batch_has_not_settled_goes_on_with_what_is_left_of_the_patience(
+    store: MongoStore, monkeypatch: pytest.MonkeyPatch, took_s: float, left_s: float
+) -> None:
+    patience = Unsettled(took_s)
+    monkeypatch.setattr(sagas_store.inserts, "monotonic", lambda: patience.now)
+    journal = Journal(store.journal._collection, patience)
+    assert await together([journal.append(entry(f"run-{number}", 1)) for number in range(3)]) == [None] * 3
+    assert patience.left == [left_s] * 3
 
 
 async def together(writes: Writes, *, cancel: int | None = None) -> list[BaseException | None]:

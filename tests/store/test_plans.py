@@ -7,6 +7,7 @@ are explained afterwards. A name in the schema without a case here fails, and so
 from __future__ import annotations
 
 import asyncio
+import math
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass, replace
@@ -19,6 +20,7 @@ from pymongo.database import Database
 
 from sagas_store import MongoStore
 from sagas_store.blocked import _chosen
+from sagas_store.claims import Claims
 from sagas_store.errors import FenceLost
 from sagas_store.journal import Resealed
 from sagas_store.keys import KEYS_SPEC_NAME
@@ -47,6 +49,8 @@ TURNS: Final = 2 * (20 + 2 * 500)
 """Two index keys for each tenant that has runs, none of which need be due, in both of the sagas."""
 SINCE: Final = NOW.astimezone() - timedelta(seconds=99)
 WAITING: Final = RunFilter(states=frozenset({State.PENDING}), blocked=True)
+DAMAGED: Final = 9
+"""How many of those that are due longest are left out."""
 IDS: Final = [f"due-{number}" for number in range(64)]
 
 
@@ -164,6 +168,12 @@ def oldest(tenant: str | None, *, after: bool = False) -> Callable[[MongoStore],
     return ask
 
 
+def without_damaged(store: MongoStore) -> Claims:
+    """Claims that have found some to be damaged, and leave them out."""
+    store.claims._refused = {f"due-{2 * DUE - number}": math.inf for number in range(1, 1 + DAMAGED)}
+    return store.claims
+
+
 CASES: Final = [
     Case("find_due", lambda store: store.claims._due(DEFINITIONS, 50), 55),
     Case("find_due", lambda store: store.claims._due(DEFINITIONS[:1], 50), 55, "of one saga"),
@@ -178,7 +188,12 @@ CASES: Final = [
     Case("find_in_turn", lambda store: store.claims._in_turn(DEFINITIONS, 20, []), TURNS),
     Case("find_in_turn", lambda store: store.claims._in_turn(DEFINITIONS, 20, ["tenant-aaa"]), TURNS, "but one"),
     Case("next_due", lambda store: store.claims.next_due_at(DEFINITIONS), 5),
-    Case("claim", lambda store: store.claims._stamp(IDS, "never", "w", LEASE), 2 * len(IDS) + 5),
+    Case("find_due", lambda store: without_damaged(store)._due(DEFINITIONS, 50), 55 + DAMAGED, "but the damaged"),
+    Case(
+        "find_in_turn", lambda store: without_damaged(store)._in_turn(DEFINITIONS, 20, []), TURNS + DAMAGED, "undamaged"
+    ),
+    Case("next_due", lambda store: without_damaged(store).next_due_at(DEFINITIONS), 5 + DAMAGED, "but the damaged"),
+    Case("claim", lambda store: store.claims._stamp(IDS, "never", "w", LEASE, lambda _: None), 2 * len(IDS) + 5),
     Case("renew", lambda store: store.runs.renew(dict.fromkeys(IDS, "none"), lease=LEASE), 2 * len(IDS) + 5),
     Case("settle", settle, 55),
     Case("get", lambda store: store.runs.get("delayed-77"), 2),

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from pymongo.errors import AutoReconnect, InvalidOperation, OperationFailure
 
+import sagas_store.claims
 from sagas_store import MongoStore
 from sagas_store.claims import Claims
 from sagas_store.clock import EPOCH
@@ -65,6 +66,7 @@ VERBS: dict[str, Verb] = {
     "pass the gate": lambda runs, run: runs.pass_gate(run),
     "show rolling back": lambda runs, run: runs.show_rolling_back(run),
     "park": lambda runs, run: runs.park(run, wait=timedelta(seconds=30)),
+    "give back": lambda runs, run: runs.give_back(run),
     "settle": lambda runs, run: runs.settle(run, State.COMPLETED),
     "hold": lambda runs, run: runs.hold(run, State.BROKEN, "the reason"),
 }
@@ -498,17 +500,69 @@ async def test_a_run_that_nobody_may_write_to_keeps_no_other_from_being_claimed(
     runs = [new_run(store, due_in=-HOUR) for _ in range(11)]
     await store.runs.insert_many(runs)
     damaged = sorted(run.run_id for run in runs)[place]
-    await database.command(
-        "update",
-        "sagas.runs",
-        updates=[{"q": {"_id": damaged}, "u": {"$set": {"phase": "halfway"}}}],
-        bypassDocumentValidation=True,
-    )
+    await damage(database, damaged)
     claimed = await claim(store, limit=20)
     assert {run.run_id for run in claimed} == {run.run_id for run in runs} - {damaged}
     assert all(run.attempts == 1 for run in claimed)
-    with pytest.raises(StoreRefused, match=damaged):
-        await claim(store, token="token-2", limit=20)
+
+
+async def damage(database: Any, *run_ids: str) -> None:
+    """From now on the validator lets nobody write to these."""
+    change = {"q": {"_id": {"$in": list(run_ids)}}, "u": {"$set": {"phase": "halfway"}}, "multi": True}
+    await database.command("update", "sagas.runs", updates=[change], bypassDocumentValidation=True)
+
+
+async def test_runs_that_nobody_may_write_to_are_left_out_for_a_minute(
+    store: MongoStore, database: Any, mongo_uri: str, driver: str
+) -> None:
+    """Due longest, they are found first by every claim. Where they took all its room no other would ever be claimed."""
+    runs = [new_run(store, due_in=-HOUR * (9 - n), tenant="acme") for n in range(6)]
+    await store.runs.insert_many(runs)
+    ids = [run.run_id for run in runs]
+    await damage(database, *ids[:2])
+    now, commands, told = 0.0, Commands(), []
+
+    def note(error: StoreRefused) -> None:
+        told.append(error.operation.removeprefix("claim run "))
+
+    async with client_of(driver, mongo_uri, event_listeners=[commands]) as client:
+        claims = MongoStore(client[database.name], monotonic=lambda: now).claims
+
+        async def take(token: str, limit: int) -> list[str]:
+            taken = await claims.take(
+                DEFINITIONS, token=token, worker="w", lease=LEASE, limit=limit, per_tenant=9, refused=note
+            )
+            return [run.run_id for run in taken]
+
+        assert (await take("a", 1), told) == ([ids[2]], ids[:2])
+        assert len(commands.of("update")) == 5  # for each of the two one more than for the third
+        commands.sent.clear()
+        assert (await take("b", 2), told) == (ids[3:5], ids[:2])
+        assert len(commands.of("update")) == 1
+        assert await claims.next_due_at(DEFINITIONS) == runs[5].due_at
+        assert await take("c", 9) == ids[5:]
+        commands.sent.clear()
+        assert await take("d", 9) == []
+        assert commands.of("update") == []
+        now = 61.0
+        assert (await take("e", 9), told) == ([], [*ids[:2], *ids[:2]])
+        await database["sagas.runs"].update_many({}, {"$set": {"phase": "forward"}})
+        now = 122.0
+        assert await take("f", 9) == ids[:2]
+
+
+async def test_where_all_is_refused_a_claim_fails_and_leaves_no_more_out_than_a_query_can_bear(
+    store: MongoStore, database: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sagas_store.claims, "_REFUSED_MAX", 2)
+    runs = [new_run(store, due_in=-HOUR) for _ in range(4)]
+    await store.runs.insert_many(runs)
+    await damage(database, *(run.run_id for run in runs[1:]))
+    (claimed,) = await claim(store, limit=9)
+    assert claimed.run_id == runs[0].run_id
+    assert len(store.claims._refused) == 2
+    with pytest.raises(StoreRefused, match="claim run"):
+        await claim(store, token="token-2", limit=9)
 
 
 async def test_nothing_is_ever_due_where_all_is_held_settled_or_anothers(store: MongoStore) -> None:
@@ -688,6 +742,7 @@ OPERATION = {
     "pass the gate": "pass the gate",
     "show rolling back": "show rolling back",
     "park": "move to pending",
+    "give back": "move to pending",
     "settle": "move to completed",
     "hold": "move to broken",
 }
@@ -699,7 +754,24 @@ async def test_a_lost_reply_is_no_lost_fence(store: MongoStore, database: Any, v
     forgetful = ForgetfulNetwork(OPERATION[verb])
     await VERBS[verb](forgetful.runs(store), run)
     assert not forgetful.to_lose
-    assert (await stored(database, run.run_id))["attempts"] == 1
+    assert (await stored(database, run.run_id))["attempts"] == (0 if verb == "give back" else 1)
+
+
+async def test_a_run_that_is_given_back_was_not_attempted_unless_the_lease_before_had_lapsed(
+    store: MongoStore, database: Any
+) -> None:
+    parked, lapsed = [await started_and_claimed(store) for _ in range(2)]
+    await store.runs.park(parked, wait=timedelta(0))
+    await lapse(database)
+    blocked = {"count": 1, "since": EPOCH, "failure": "KeyLost", "why": "gone"}
+    await database["sagas.runs"].update_many({}, {"$set": {"blocked": blocked}})
+    for run in await claim(store, token="token-2", limit=2):
+        assert run.attempts == 2
+        await store.runs.give_back(run)
+    for run, attempts in ((parked, 1), (lapsed, 2)):
+        back = await stored(database, run.run_id)
+        assert (back["state"], back["attempts"], back["blocked"]["why"]) == ("pending", attempts, "gone")
+    assert {run.run_id for run in await claim(store, token="token-3", limit=2)} == {parked.run_id, lapsed.run_id}
 
 
 @every_verb
@@ -708,7 +780,7 @@ async def test_who_has_let_go_of_a_run_moves_it_no_more(store: MongoStore, datab
     run = await started_and_claimed(store)
     await VERBS[gone](store.runs, run)
     before = await stored(database, run.run_id)
-    if verb == gone:
+    if OPERATION[verb] == OPERATION[gone]:
         await VERBS[verb](store.runs, run)  # its own work, recognised
     else:
         with pytest.raises(FenceLost):
