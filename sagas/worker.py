@@ -70,8 +70,9 @@ class WorkerOptions:
     due runs take turns all the same."""
     lease: DurationField[timedelta] = DurationField(timedelta(minutes=5), least=_LEASE_MIN)
     """How long a lost worker's runs wait for another. Renewed six times a lease, and every second while that fails, so
-    the database may be away for two thirds of it. Shorter means quicker takeover and more steps run twice when a
-    machine stalls; half a second is the least, since below it an ordinary write may take longer than the lease."""
+    the database may be away for two thirds of it, of three seconds or more. Shorter means quicker takeover and more
+    steps run twice when a machine stalls; half a second is the least, since below it an ordinary write may take longer
+    than the lease."""
     poll: DurationField[timedelta] = DurationField(timedelta(seconds=1))
     """The longest pause between two looks for due runs. Change streams make most looks earlier."""
     park_after: DurationField[timedelta] = DurationField(timedelta(seconds=2), least=NONE)

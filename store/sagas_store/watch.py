@@ -25,6 +25,10 @@ _PAUSE_S: Final = 0.1
 _PAUSE_MAX_S: Final = 30.0
 
 
+def _nothing() -> None:
+    """What is done where nothing is asked for."""
+
+
 class Hints:
     """The hints that the runs collection gives."""
 
@@ -75,7 +79,7 @@ class Hints:
         pipeline: Sequence[Mapping[str, Any]],
         notice: Callable[[Document], None],
         ready: asyncio.Event | None,
-        opened: Callable[[], None] | None = None,
+        opened: Callable[[], None] = _nothing,
     ) -> None:
         pause = _PAUSE_S
         asked = cancellations()
@@ -84,8 +88,8 @@ class Hints:
                 async with self._driver.watch(self._runs, pipeline) as stream:
                     if ready is not None:
                         ready.set()
-                    if opened is not None:
-                        opened()
+                    opened()
+                    once_more = opened
                     while True:
                         event = await stream.try_next()
                         if cancellations() > asked:
@@ -94,6 +98,10 @@ class Hints:
                             notice(event)
                         elif not stream.alive:
                             break  # ended for good, its collection dropped or renamed: it would answer None at once
+                        else:
+                            # Nobody tells of what was written before it opened, and on a majority after that look.
+                            once_more()
+                            once_more = _nothing
                         await self._rest(event, stream)
                         pause = _PAUSE_S
             except PyMongoError:
