@@ -7,7 +7,7 @@ await Worker(store, [fulfil_order]).run()       finishes it, whatever dies on th
 
 from __future__ import annotations
 
-from sagas.client import Client, JournalLine, Run, RunInfo, RunPage, Start, StopMany
+from sagas.client import Client, Run
 from sagas.definition import Fate, Saga, Step, StepDefinition
 from sagas.errors import (
     CannotOpen,
@@ -49,7 +49,9 @@ from sagas.keyring import Keyring
 from sagas.limits import Limits
 from sagas.operator import BulkResult, Operator
 from sagas.policy import RetryPolicy
-from sagas.stopping import StopAnswer, StopOutcome, StopPreview, Undo
+from sagas.shown import JournalLine, RunInfo, RunPage
+from sagas.starting import Start
+from sagas.stopping import StopAnswer, StopMany, StopOutcome, StopPreview, Undo
 from sagas.tenant_worker import TenantWorker
 from sagas.worker import Worker, WorkerOptions
 from sagas.wrapping import LocalKeyWrapper

@@ -1,4 +1,7 @@
-"""The client: starts runs, waits for results, reads runs and journals. Needs none of a worker's settings."""
+"""The client: starts runs, waits for results, reads runs and journals. Needs none of a worker's settings.
+
+Longer than other modules: many short verbs on one thing, of which each stands by itself.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +9,8 @@ import asyncio
 import base64
 import contextlib
 import json
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Final, Generic, Self, TypeVar
 
@@ -15,7 +18,6 @@ from pydantic import BaseModel
 
 from sagas.choosing import (
     StatesGiven,
-    check_aware,
     check_context,
     check_limit,
     check_run_id,
@@ -42,25 +44,27 @@ from sagas.errors import (
     Unreadable,
 )
 from sagas.identity import run_id_of
-from sagas.keyring import WORDS_PATIENCE_S, ClaimRound, Keyring, Opened, keys_of, opened_text, refuse_unkeyed
+from sagas.keyring import WORDS_PATIENCE_S, ClaimRound, Keyring, keys_of, opened_text, refuse_unkeyed
 from sagas.limits import Limits
 from sagas.payload import dump_text, is_same_context, load_context, load_error, load_json, load_text
 from sagas.restwatch import rest_watch_of
 from sagas.sealing import Slot, place_of_newest_context, place_of_payload, place_of_reason
-from sagas.stopping import StopAnswer, StopOutcome, StopPreview, answer, preview
+from sagas.shown import JournalLine, RunInfo, RunPage
+from sagas.starting import Start, deadline_from, due_from
+from sagas.stopping import StopAnswer, StopMany, StopOutcome, StopPreview, answer, preview
 from sagas.tenancy import Reach, store_of
-from sagas.texts import check_tenant, check_text, check_words
+from sagas.texts import check_text, check_words
 from sagas_store import MongoStore
 from sagas_store.drivers import check_session
 from sagas_store.entries import OF_ERRORS, Cause, Entry, Kind
 from sagas_store.errors import RunExists
-from sagas_store.inputs import check_flag, check_kind, check_several, given_or, kind_of
-from sagas_store.numbers import NONE, DurationField, as_duration, check_duration
+from sagas_store.inputs import check_flag, check_kind, check_several, given_or
+from sagas_store.numbers import NONE, check_duration
 from sagas_store.records import NewRun, RunPosition, RunRecord
-from sagas_store.states import HELD, OPEN, SETTLED, Decision, State
+from sagas_store.states import HELD, OPEN, SETTLED, State
 from sagas_store.tenants import TenantDatabases
 
-__all__ = ["Client", "JournalLine", "Run", "RunInfo", "RunPage", "Start", "StopMany"]
+__all__ = ["Client", "Run"]
 
 C = TypeVar("C", bound=BaseModel)
 
@@ -68,29 +72,6 @@ _STARTS: Final = "[Start(order, key=...)]"
 _BATCH_MAX: Final = 1000
 _COMPARED_MAX: Final = 100
 _PAGE_MAX: Final = 1000
-
-
-@dataclass(frozen=True)
-class Start(Generic[C]):
-    """One run of a `start_many`; what `Client.start` says of its arguments goes for these. Raises InvalidInput."""
-
-    context: C
-    key: str | None = None
-    due_at: datetime | None = None
-    delay: DurationField[timedelta | None] = DurationField(None, least=NONE, most=timedelta.max, field="delay")
-    deadline: datetime | timedelta | float | None = None
-    tenant: str | None = None
-
-    def __post_init__(self) -> None:
-        if self.key is not None:
-            check_text("key", self.key, least=1)
-        if self.due_at is not None and self.delay is not None:
-            raise InvalidInput("due_at, delay", "give at most one of them")
-        if self.due_at is not None:
-            check_aware("due_at", self.due_at)
-        if self.deadline is not None:
-            _check_deadline(self.deadline)
-        check_tenant(self.tenant)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,144 +94,6 @@ class _Asked:
     at: datetime
     due_at: datetime
     deadline: datetime | None
-
-
-@dataclass(frozen=True, slots=True)
-class RunInfo:
-    """A run as a person may see it: no payload."""
-
-    run_id: str
-    saga: str
-    version: int
-    tenant: str | None
-    key: str | None
-    """The idempotency key. Where it is sealed, it is opened if that can be done; lists leave it out unless asked."""
-    state: State
-    phase: str | None
-    """`forward`, `past_gate` (the pivot has begun) or `rolling_back`; None once it is settled, which says it all."""
-    attempts: int
-    created_at: datetime
-    due_at: datetime | None
-    """Pending: from when a worker may take it. Running: when its lease ends. Held and settled: None."""
-    settled_at: datetime | None
-    gate_passed_at: datetime | None
-    worker: str | None
-    """Who holds it, or held it last."""
-    held_reason: str | None
-    held_since: datetime | None
-    stop: Decision | None
-    """What was decided of a stop: `cancelled`, `will_be_undone`, `refused`; None where none was asked."""
-    stop_by: str | None
-    stop_at: datetime | None
-    deadline: datetime | None
-    overdue: bool
-    """The deadline passed after the gate: the run goes on, late."""
-    restarted_from: str | None
-    blocked_since: datetime | None = None
-    """Since when its payloads do not open, for runs that are on hold or quarantined because of it."""
-    blocked_by: str | None = None
-    """What kind of failure it is: `KeyUnavailable`, `KeyDenied`, `KeyLost`, `Tampered`."""
-    blocked_why: str | None = None
-    blocked_key: str | None = None
-    """The id of the key that does not open it."""
-    blocked_count: int = 0
-    """How many claims found the key lost."""
-    stop_reason: str | None = None
-    """Why, in the words of whoever asked for the stop; as `key`, and None where it could not be sealed then."""
-    started_by: str | None = None
-    """Who started it anew, for a run that was restarted from another."""
-    started_reason: str | None = None
-    """Why, in that person's words; as `key`."""
-    unopened: str | None = None
-    """Why the key or a reason that is there, and was asked for, cannot be shown."""
-
-    @classmethod
-    def of(cls, record: RunRecord, opened: Mapping[Slot, Opened] | None = None) -> RunInfo:
-        """From the store's record, and what was opened of the words stored with it."""
-        words = opened or {}
-        said = {slot: one.text for slot, one in words.items()}
-        blocked = record.blocked if record.state in (State.PENDING, State.QUARANTINED) else None
-        return cls(
-            run_id=record.run_id,
-            saga=record.saga,
-            version=record.version,
-            tenant=record.tenant,
-            key=record.key if record.key is not None else said.get(Slot.KEY),
-            state=record.state,
-            phase=str(record.phase) if record.state not in SETTLED else None,
-            attempts=record.attempts,
-            created_at=record.created_at,
-            due_at=record.due_at,
-            settled_at=record.settled_at,
-            gate_passed_at=record.gate_passed_at,
-            worker=record.claim.worker if record.claim else None,
-            held_reason=record.held.reason if record.held else None,
-            held_since=record.held.since if record.held else None,
-            stop=record.stop.decision if record.stop else None,
-            stop_by=record.stop.by if record.stop else None,
-            stop_at=record.stop.asked_at if record.stop else None,
-            deadline=record.deadline,
-            overdue=record.overdue,
-            restarted_from=record.restarted_from,
-            blocked_since=blocked.since if blocked else None,
-            blocked_by=blocked.failure if blocked else None,
-            blocked_why=blocked.why if blocked else None,
-            blocked_key=blocked.key_id if blocked else None,
-            blocked_count=blocked.count if blocked else 0,
-            stop_reason=said.get(Slot.STOP),
-            started_by=record.started_by,
-            started_reason=said.get(Slot.RESTART),
-            unopened="; ".join(one.unopened for one in words.values() if one.unopened) or None,
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class RunPage:
-    """Some runs, newest first."""
-
-    runs: list[RunInfo]
-    next: str | None
-    """Pass it as `after` to get the next page; None on the last one."""
-
-
-@dataclass(frozen=True, slots=True)
-class JournalLine:
-    """One entry of a run's journal, as a person reads it."""
-
-    seq: int
-    at: datetime
-    kind: Kind
-    step: str | None
-    try_number: int | None
-    attempt: int
-    worker: str
-    next: str | None
-    due_at: datetime | None
-    in_doubt: bool
-    error: ErrorDetail | None
-    happened: bool | None
-    """For what a probe found or an operator said of a step: whether its effect happened."""
-    by: str | None
-    """Who asked, for what a person did: a stop, a resume, a verdict."""
-    reason: str | None
-    unopened: str | None = None
-    """Why an error or a reason that is there cannot be shown: its key is away or lost, or it was tampered with."""
-
-
-@dataclass(slots=True)
-class StopMany:
-    """What a bulk stop did, or with a dry run would do."""
-
-    dry_run: bool
-    answers: dict[StopOutcome, list[str]] = field(default_factory=dict)
-    """Run ids by what the stop came to (dry run: would come to)."""
-    failed: dict[str, str] = field(default_factory=dict)
-    """Run id -> why there is no answer. Asking again is safe and tells."""
-
-    @property
-    def count(self) -> int:
-        """How many runs it was about."""
-        return sum(len(ids) for ids in self.answers.values()) + len(self.failed)
 
 
 class Client:
@@ -365,8 +208,8 @@ class Client:
         refuse_unkeyed(self._store, "without its key this run's would lie in the clear")
         start = given.start
         now = self._store.clock.now()
-        due_at = _due(now, start)
-        deadline = _deadline(now, due_at, start.deadline if start.deadline is not None else saga.deadline)
+        due_at = due_from(now, start)
+        deadline = deadline_from(now, due_at, start.deadline if start.deadline is not None else saga.deadline)
         run_id = await self._run_id(saga.name, start.key, given.tenant) if start.key is not None else new_token()
         return _Asked(run_id, start.key, given.tenant, given.payload, now, due_at, deadline)
 
@@ -721,42 +564,6 @@ class Run(Generic[C]):
     async def journal(self) -> list[JournalLine]:
         """Its timeline, oldest first."""
         return await self._client.journal(self.run_id)
-
-
-# ---------------------------------------------------------------------------------------------- small things
-
-
-def _check_deadline(deadline: object) -> datetime | timedelta:
-    """A time, or how long from now. Raises InvalidInput."""
-    if isinstance(deadline, datetime):
-        return check_aware("deadline", deadline)
-    if as_duration(deadline) is None and not isinstance(deadline, int | float):
-        given = kind_of(deadline)
-        raise InvalidInput("deadline", f"must be an aware datetime, or a timedelta or seconds from now, not {given}")
-    return check_duration("deadline", deadline, most=timedelta.max)
-
-
-def _after(field: str, now: datetime, wait: timedelta) -> datetime:
-    try:
-        return now + wait
-    except OverflowError:
-        raise InvalidInput(field, "is beyond the years 1 to 9999") from None
-
-
-def _due(now: datetime, start: Start[Any]) -> datetime:
-    if start.due_at is not None:
-        return check_aware("due_at", start.due_at)
-    return _after("delay", now, start.delay) if start.delay is not None else now
-
-
-def _deadline(now: datetime, due_at: datetime, deadline: datetime | timedelta | float | None) -> datetime | None:
-    if deadline is None:
-        return None
-    given = _check_deadline(deadline)
-    at = _after("deadline", now, given) if isinstance(given, timedelta) else given
-    if at <= due_at:
-        raise InvalidInput("deadline", "must be after the run may begin, else it could only time out")
-    return at
 
 
 def _cursor(record: RunRecord) -> str:

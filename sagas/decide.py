@@ -11,6 +11,8 @@ from the journal with that entry: so a first execution and a replay cannot diffe
 Terms. A step is *in doubt* when it may have started and has no known outcome: its try timed out, was broken off, or its
 worker was lost. It is *spent* when it failed for good: definitely, or with its last try in doubt. *Rolling back* begins
 with a journal entry; once that stands there is no branch below that leads forward again.
+
+Longer than other modules: the rules refer to each other, and whoever checks them wants all of them before the eye.
 """
 
 from __future__ import annotations

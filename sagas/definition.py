@@ -3,6 +3,8 @@
 A definition is checked as it is built: what one decorator can see is refused there, what only the whole can show (a
 missing compensation) when a client or a worker first takes it, before anything runs. Every refusal names the saga, the
 step and the fix.
+
+Longer than other modules: what may be written and what is refused belong together, and half of it is the refusals.
 """
 
 from __future__ import annotations

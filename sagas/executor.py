@@ -8,6 +8,8 @@ nothing itself. Three rules keep it honest:
   never taken for a step's outcome. The lease lapses and the next attempt goes on from the journal.
 - Nobody cancels this code from outside. A drain interrupts the step in hand through its own timeout scope, so a write
   of the engine's is never torn, and a compensation is never interrupted by a drain at all.
+
+Longer than other modules: all of it is one attempt, and works on the state of that.
 """
 
 from __future__ import annotations

@@ -18,6 +18,8 @@ with. It may name one too many, never one too few. Rewrapping takes a key away f
 - and in the transaction that takes it away the run and its journal still stand as they were read.
 
 Else the run is left over, with the reason, and a later pass gets it.
+
+Longer than other modules: `usage` and `discard` can be trusted because of how `rewrap` takes keys away.
 """
 
 from __future__ import annotations

@@ -1,8 +1,10 @@
 """The operator's verbs: move on what is held, cut a wait short, start again what was undone.
 
-Each names who and why, and journals it in the transaction that acts. Each looks at where the run stands, and refuses
-with the reason what would repeat an effect that was undone or cannot be undone. Of two who act at once, one is told
-that the other was quicker.
+Each names who and why, and journals it in the transaction that acts; a restart keeps it with the new run. Each looks at
+where the run stands, and refuses with the reason what would repeat an effect that was undone or cannot be undone. Of
+two who act at once, one is told that the other was quicker.
+
+Longer than other modules: many short verbs, and beside each what it refuses.
 """
 
 from __future__ import annotations
@@ -71,7 +73,7 @@ class BulkResult:
 
 
 class Operator:
-    """Every verb takes `by` (who) and `reason` (why); both are journaled."""
+    """Every verb takes `by` (who) and `reason` (why); both are kept, with what they changed."""
 
     def __init__(
         self, store: MongoStore | TenantDatabases, *, tenant: str | None = None, limits: Limits | None = None

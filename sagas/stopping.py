@@ -6,7 +6,7 @@ run's holder has to pass before the pivot. What is said here about what happens 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
 from typing import Final
@@ -21,6 +21,7 @@ from sagas_store.states import HELD, SETTLED, Decision, Phase, State
 __all__ = [
     "NOTHING_TO_UNDO",
     "StopAnswer",
+    "StopMany",
     "StopOutcome",
     "StopPreview",
     "Undo",
@@ -88,6 +89,22 @@ class StopPreview:
     in_hand: str | None
     """The step that may be under way; it would get its grace first."""
     state: State
+
+
+@dataclass(slots=True)
+class StopMany:
+    """What a bulk stop did, or with a dry run would do."""
+
+    dry_run: bool
+    answers: dict[StopOutcome, list[str]] = field(default_factory=dict)
+    """Run ids by what the stop came to (dry run: would come to)."""
+    failed: dict[str, str] = field(default_factory=dict)
+    """Run id -> why there is no answer. Asking again is safe and tells."""
+
+    @property
+    def count(self) -> int:
+        """How many runs it was about."""
+        return sum(len(ids) for ids in self.answers.values()) + len(self.failed)
 
 
 def answer(run: RunRecord, *, first: bool, reason: str | None) -> StopAnswer:

@@ -13,8 +13,9 @@ from sagas.choosing import GROUPS
 from sagas.cli.opening import run_meant, store_of
 from sagas.cli.printing import DONE, harmless, one_line, plain, table, time, to_json
 from sagas.cli.words import Commands, Parser, run_words
-from sagas.client import Client, JournalLine, RunInfo
+from sagas.client import Client
 from sagas.operator import Operator
+from sagas.shown import JournalLine, RunInfo
 from sagas_store.records import HeldGroup
 from sagas_store.states import HELD, State
 
