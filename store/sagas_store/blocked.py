@@ -20,7 +20,7 @@ from sagas_store.states import State
 __all__ = ["BlockedRuns"]
 
 _PAGE: Final = 1_000
-_ORDER: Final = [(name, -direction) for name, direction in PAGE_ORDER]  # the same index, from its other end
+_ORDER: Final = [(name, -direction) for name, direction in PAGE_ORDER]  # the index of lists, from its other end
 
 
 class BlockedRuns:
@@ -77,6 +77,5 @@ def oldest_filter(chosen: RunFilter, after: RunPosition | None = None) -> Docume
 
 
 def _chosen(*, tenant: str | None = None, tenanted: bool | None = None) -> list[RunFilter]:
-    # Those that are held do not open either; to say so lets the index of such runs serve both.
-    held = RunFilter(states=frozenset({State.QUARANTINED}), tenant=tenant, tenanted=tenanted, blocked=True)
-    return [held, replace(held, states=frozenset({State.PENDING}), waiting=True)]
+    held = RunFilter(states=frozenset({State.QUARANTINED}), tenant=tenant, tenanted=tenanted)
+    return [held, replace(held, states=frozenset({State.PENDING}), blocked=True, waiting=True)]

@@ -244,7 +244,8 @@ SCHEMA: Final = (
                 serves=("page_of_states",),
             ),
             IndexSpec(
-                # Of the runs that wait or are held: those that do not open, found beside any number that do.
+                # Of the runs that wait: those that do not open, beside any number that do. Quarantined ones are all of
+                # that kind, so any index of states serves them.
                 name="blocked",
                 keys=(("state", 1), ("created_at", 1), ("_id", 1)),
                 partial={"blocked": {"$exists": True}},
