@@ -177,7 +177,7 @@ async def test_a_stop_raced_against_every_write_of_the_worker_is_answered_truthf
         for shape, at in everywhere
         if points[shape][at - 1] in ("runs update many", GATE, "runs update: settle")
     ]
-    todo = everywhere + rng.choices(everywhere, k=400) + rng.choices(close, k=1000)
+    todo = everywhere + rng.choices(everywhere, k=250) + rng.choices(close, k=600)
     raced = await at_once(is_raced(server, shape, at, rng.getrandbits(32)) for shape, at in todo)
     met = Counter((what, outcome) for what, outcome, together in raced if together)
     for (what, outcome), times in sorted(met.items()):
