@@ -21,7 +21,7 @@ import subprocess
 import sys
 import tempfile
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from pymongo import MongoClient
@@ -269,6 +269,18 @@ def project_files() -> list[str]:
     return sorted(name for name in names if (ROOT / name).is_file())
 
 
+def run_all(pages: Iterable[Page]) -> None:
+    """Run each page's programs in a database of its own."""
+    with mongodb() as uri, MongoClient[dict[str, object]](uri) as client:
+        if not os.environ.get("SAGAS_MONGODB_URI"):
+            # Ours: what a killed worker had begun in a transaction keeps its successor waiting a minute by default.
+            client.admin.command("setParameter", 1, transactionLifetimeLimitSeconds=3)
+        for page in pages:
+            print(f"running {page.path}", flush=True)
+            client.drop_database(database(page))
+            run_page(page, uri=uri)
+
+
 def main() -> int:
     arguments = argparse.ArgumentParser(description="Check and run the docs.")
     arguments.add_argument("pages", nargs="*", metavar="PAGE", help="run only this page (README.md, docs/cli.md ...)")
@@ -302,14 +314,7 @@ def main() -> int:
     wanted = [pages[name] for name in options.pages or names if name == "README.md" or name.startswith("docs/")]
     wanted = [page for page in wanted if any(True for _ in programs(page))]
     if wanted and not options.no_run:
-        with mongodb() as uri, MongoClient[dict[str, object]](uri) as client:
-            if not os.environ.get("SAGAS_MONGODB_URI"):
-                # Ours: what a killed worker had begun in a transaction keeps its successor waiting a minute by default.
-                client.admin.command("setParameter", 1, transactionLifetimeLimitSeconds=3)
-            for page in wanted:
-                print(f"running {page.path}", flush=True)
-                client.drop_database(database(page))
-                run_page(page, uri=uri)
+        run_all(wanted)
 
     problems = [problem for page in pages.values() for problem in page.problems] + check_paths()
     print("\n".join(problems) or f"{len(pages)} pages are as they should be")
