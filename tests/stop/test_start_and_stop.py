@@ -23,7 +23,7 @@ from tests.support.waiting import eventually
 pytestmark = pytest.mark.slow
 
 STARTS = 10_000
-CLAIMS = 5_000
+CLAIMS = 2_500
 TOGETHER = 250
 
 Told = StopOutcome | None
