@@ -35,13 +35,13 @@ from sagas_store.entries import Entry
 from sagas_store.inputs import check_flag, check_kind, check_several, given_or
 from sagas_store.numbers import NONE, DurationField, check_count
 from sagas_store.records import RunRecord
+from sagas_store.runs import RENEWALS_PER_LEASE
 from sagas_store.tenants import TenantDatabases
 
 __all__ = ["WORKER_NAME_MAX", "Worker", "WorkerOptions", "served", "where", "worker_name"]
 
 WORKER_NAME_MAX: Final = 256
 """Characters: the name stands in every entry that the worker writes."""
-_RENEWALS_PER_LEASE: Final = 6
 _AGAIN_S: Final = 1.0
 """How soon what failed is begun again: a renewal, or a helper of the worker's."""
 _TRIES_PER_RENEWAL: Final = 4
@@ -374,7 +374,7 @@ class Worker:
 
     async def _keep_leases(self) -> None:
         """Renew every lease in one trip, six times a lease; soon again where that failed."""
-        interval_s = self.options.lease.total_seconds() / _RENEWALS_PER_LEASE
+        interval_s = self.options.lease.total_seconds() / RENEWALS_PER_LEASE
         pause_s = interval_s
         while True:
             await asyncio.sleep(pause_s)

@@ -10,7 +10,7 @@ from datetime import timedelta
 from typing import Any, Final
 
 from sagas.cli.opening import store_of
-from sagas.cli.printing import DONE, REFUSED, several, table, time, to_json
+from sagas.cli.printing import DONE, REFUSED, several, table, time, to_json, types
 from sagas.cli.words import Commands, Parser, person_words
 from sagas.keykeeping import NO_TENANT, NeedingRun, Rewrap
 from sagas.operator import Operator
@@ -169,8 +169,7 @@ async def _keys_destroy(options: argparse.Namespace) -> int:
     whose = options.tenant if options.tenant is not None else NO_TENANT
     if options.confirm == whose and sys.stdin.isatty():
         print(f"Everything that was ever sealed for {whose} becomes unreadable, for good.", file=sys.stderr)
-        print(f"Type {whose} to go on: ", end="", file=sys.stderr, flush=True)
-        if sys.stdin.readline().strip() != whose:
+        if not types(whose):
             print("nothing was destroyed", file=sys.stderr)
             return REFUSED
     async with store_of(options) as store:

@@ -11,7 +11,7 @@ from typing import Any, Final, TypeVar
 from pydantic import BaseModel
 
 from sagas.cli.opening import named, run_meant, store_of
-from sagas.cli.printing import DONE, REFUSED, several, to_json
+from sagas.cli.printing import DONE, REFUSED, several, to_json, types
 from sagas.cli.words import Commands, Parser, Usage, bulk_words, chosen, file, person_words, run_words
 from sagas.client import Client
 from sagas.definition import Fate, Saga
@@ -250,5 +250,4 @@ def _confirmed() -> bool:
     if not sys.stdin.isatty():
         print("there is no terminal to confirm it on: say --yes", file=sys.stderr)
         return False
-    print("Type yes to go on: ", end="", file=sys.stderr, flush=True)
-    return sys.stdin.readline().strip() == "yes"
+    return types("yes")

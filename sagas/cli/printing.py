@@ -1,4 +1,4 @@
-"""What commands print: tables for people, one JSON object a line for programs, and the exit codes.
+"""What commands print and ask: tables for people, one JSON object a line for programs, and the exit codes.
 
 stdout is data, stderr is talk.
 """
@@ -6,6 +6,7 @@ stdout is data, stderr is talk.
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict, is_dataclass
 from datetime import datetime
@@ -23,6 +24,7 @@ __all__ = [
     "table",
     "time",
     "to_json",
+    "types",
 ]
 
 DONE: Final = 0
@@ -59,6 +61,12 @@ def harmless(text: str) -> str:
 def time(at: datetime | None) -> str:
     """To the second; Z as everywhere for UTC."""
     return f"{at:%Y-%m-%d %H:%M:%S}Z" if at is not None else ""
+
+
+def types(word: str) -> bool:
+    """Whether the person at the terminal types this word when asked to."""
+    print(f"Type {word} to go on: ", end="", file=sys.stderr, flush=True)
+    return sys.stdin.readline().strip() == word
 
 
 def to_json(value: Any) -> str:

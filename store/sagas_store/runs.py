@@ -44,13 +44,13 @@ from sagas_store.records import (
 )
 from sagas_store.states import Phase, State, check_move
 
-__all__ = ["PAGE_ORDER", "RUNS_SPEC_NAME", "Runs", "from_now", "page_filter", "with_key"]
+__all__ = ["PAGE_ORDER", "RENEWALS_PER_LEASE", "RUNS_SPEC_NAME", "Runs", "from_now", "page_filter", "with_key"]
 
 RUNS_SPEC_NAME: Final = "runs"
 _COUNTED_TOGETHER: Final = 2_000
 _NO_INPUT: Final = {"input": 0}
-_RENEWALS_IN_A_LEASE: Final = 6
-"""For how many renewals of which nothing is heard a lease has time."""
+RENEWALS_PER_LEASE: Final = 6
+"""How often leases are renewed in their length, and so for how many renewals without an answer a lease has time."""
 _RENEWAL_LEAST_S: Final = 0.5
 """However short the lease: an ordinary write to a majority's disks may take so long when the server is busy."""
 
@@ -176,7 +176,7 @@ class Runs:
         async def find_stopped() -> list[Document]:
             return await self._collection.find({**mine, "stop": {"$exists": True}}, {"_id": 1}).to_list(None)
 
-        within_s = min(self._patience.reply_s, max(lease.total_seconds() / _RENEWALS_IN_A_LEASE, _RENEWAL_LEAST_S))
+        within_s = min(self._patience.reply_s, max(lease.total_seconds() / RENEWALS_PER_LEASE, _RENEWAL_LEAST_S))
         renewed, stopped = await asyncio.gather(
             self._patience.call("renew", push, within_s=within_s),
             self._patience.call("read stops", find_stopped, within_s=within_s),

@@ -337,7 +337,7 @@ async def stricken_store(uri: str, healthy: Any, combination: Combination) -> As
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     look_again_at_once(monkeypatch)
     # A heartbeat every tenth of a second under a lease of five minutes: no lease lapses by the test machine's slowness.
-    monkeypatch.setattr(sagas.worker, "_RENEWALS_PER_LEASE", 3000)
+    monkeypatch.setattr(sagas.worker, "RENEWALS_PER_LEASE", 3000)
 
 
 # --- the story --------------------------------------------------------------------------------------------------------
