@@ -165,10 +165,11 @@ async def test_a_frozen_worker_that_goes_on_after_its_run_was_taken_over_changes
     todo = [(shape, plan) for shape in SHAPES for plan in plans(len(points[shape]), "suspend") if plan.after]
     # A third of them notice by their own clock that time has passed; the others are the harder case.
     ended = await at_once(
-        freezes(server, shape, plan, clock_stands=count % 3 != 0, midway=count % 2 == 0)
+        freezes(server, shape, plan, clock_stands=count % 3 != 0, midway=midway)
+        for midway in (False, True)
         for count, (shape, plan) in enumerate(todo)
     )
-    report("points to freeze at", {shape: len(points[shape]) for shape in SHAPES})
+    report("points to freeze at", {shape: 2 * len(points[shape]) for shape in SHAPES})
     for how in sorted(set(ended)):
         print(f"{ended.count(how):5}  {how}")
     assert ended.count("refused") > len(ended) / 2

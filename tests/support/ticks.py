@@ -2,7 +2,7 @@
 
 In use a lone write leaves at once and batches form only while another is under way. Stretched, what one run does and
 what its neighbours do falls into the same batches as often as it ever can. For one test: `stretched(monkeypatch)`. For
-a whole suite: SAGAS_TEST_TICK_MS=20 scripts/test tests/crash tests/faults tests/process.
+a whole suite: SAGAS_TEST_TICK_MS=30 scripts/test tests/crash tests/faults tests/process.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from sagas_store.commit import CommitLoop
 
 __all__ = ["TICK_S", "stretch_as_asked", "stretched"]
 
-TICK_S = 0.02
+TICK_S = 0.03
 
 
 def stretched(patch: pytest.MonkeyPatch, tick_s: float = TICK_S) -> None:
